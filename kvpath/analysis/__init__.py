@@ -1,0 +1,1 @@
+"""What a model costs and how models are made comparable: audits, matching, drawings."""

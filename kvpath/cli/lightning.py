@@ -1,0 +1,375 @@
+"""fit, validate, test and predict: LightningCLI with one directory a run and no surprises."""
+
+import logging
+import time
+import warnings
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
+from kvpath.cli.results import PredictionFile, results_table, write_results
+from kvpath.cli.resume import changes, refuse_changes, stored_config
+from kvpath.cli.run_options import Every, Sample
+from kvpath.data.datamodule import PackedText
+from kvpath.errors import UserError
+from kvpath.training.cadence import Cadence
+from kvpath.training.final_validation import FinalValidation
+from kvpath.training.metrics_file import MetricsFile
+from kvpath.training.module import LanguageModel
+from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
+from kvpath.training.sample import TextSample
+from kvpath.training.saving import Saving
+from kvpath.training.say import rank_zero_say
+from kvpath.training.watch import Progress, Watch
+
+NOT_STORED = ("config", "run", "ckpt_path", "init_from", "allow", "output", "weights_only", "verbose")
+"""Keys that say what to do now, and not what a run is."""
+
+_DEFAULTS: dict[str, Any] = {
+    "max_epochs": -1,
+    "check_val_every_n_epoch": None,
+    "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+    "enable_model_summary": False,
+}
+
+_SETTLED_ELSEWHERE = {
+    "accumulate_grad_batches": (1, "it follows from data.budget and the number of devices"),
+    "gradient_clip_val": (None, "state model.optimizer.clip_norm"),
+    "val_check_interval": (None, "state every.validate, in steps, tokens or minutes"),
+    "check_val_every_n_epoch": (None, "state every.validate, in steps, tokens or minutes"),
+    "log_every_n_steps": (1, "state every.log, in steps, tokens or minutes"),
+    "max_epochs": (-1, "state data.budget.tokens; a run is one pass of that length"),
+}
+
+
+class KVPathCLI(LightningCLI):
+    """One subcommand of the four, on a parsed command line."""
+
+    command = "fit"
+
+    def __init__(self, args: list[str]) -> None:
+        """Parse and run.
+
+        Raises:
+            UserError: for whatever the user can mend.
+        """
+        allow_choice_by_class()
+        super().__init__(
+            LanguageModel,
+            PackedText,
+            save_config_callback=None,
+            trainer_defaults=_DEFAULTS,
+            seed_everything_default=0,
+            parser_class=PlainErrorParser,
+            args=args,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Only the one that was asked for: each parser takes time to build."""
+        return {self.command: LightningCLI.subcommands()[self.command]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Our own arguments, the same for all four, so that a saved config loads in each."""
+        parser.add_argument("--run", type=str | None, help="Directory of the run.")
+        parser.add_argument("--name", type=str | None, help="Name of the run in tables; the directory's by default.")
+        parser.add_argument("--init_from", type=str | None, help="Start from the weights of this run or checkpoint.")
+        parser.add_argument(
+            "--allow", type=list[str], default=[], help="What a resume may change: model, data, horizon."
+        )
+        parser.add_argument("--output", type=str | None, help="Where results go; the run directory by default.")
+        parser.add_argument("--peak_flops", type=float | None, help="FLOPs/s of a device, for MFU; measured if null.")
+        parser.add_dataclass_arguments(Every, "every")
+        parser.add_dataclass_arguments(Sample, "sample")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse what was given, and never `sys.argv`."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """What a checkpoint stores never beats the command line: it is read before parsing instead."""
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse Trainer flags whose place is elsewhere."""
+        trainer = self._get(self.config, "trainer")
+        UserError.raise_all(
+            f"trainer.{name}={trainer[name]} cannot be set here: {instead}"
+            for name, (neutral, instead) in _SETTLED_ELSEWHERE.items()
+            if trainer.get(name) not in (None, neutral)
+        )
+        self.every: Every = Every(**vars(self._get(self.config, "every")))
+        self.cadences = {
+            name: Cadence.parse(getattr(self.every, name), f"every.{name}") for name in ("log", "validate", "save")
+        }
+
+    @property
+    def own(self) -> Any:
+        """The parsed values of this subcommand."""
+        return self.config[self.command]
+
+    def stored(self) -> str:
+        """The complete configuration as YAML, without what only says what to do now."""
+        values = self.own.clone()
+        for key in NOT_STORED:
+            values.pop(key, None)
+        return self._parser(self.command).dump(values, skip_none=False, skip_validation=True)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer, with the loggers and callbacks of a run."""
+        config = self._get(self.config_init, "trainer")
+        self.run_directory = RunDirectory(self.own.run) if self.own.run else None
+        kwargs["default_root_dir"] = str(self.run_directory.path) if self.run_directory else None
+        kwargs["logger"] = list(self._loggers(config.get("logger")))
+        callbacks = list(self._callbacks())
+        if self.command == "fit":
+            kwargs["val_check_interval"] = self._validation_interval()
+        else:
+            kwargs["enable_checkpointing"] = False
+        if SLURMEnvironment.detect():
+            kwargs["plugins"] = [*(config.get("plugins") or []), SLURMEnvironment(auto_requeue=False)]
+        return self._instantiate_trainer({**config, **kwargs}, callbacks)
+
+    def _validation_interval(self) -> int | timedelta:
+        cadence, budget = self.cadences["validate"], self.datamodule.budget
+        tokens = budget.global_batch_tokens or (budget.global_batch_sequences or 1) * self.datamodule.seq_len
+        return cadence.in_steps(int(tokens)) or timedelta(minutes=cadence.amount)
+
+    def _loggers(self, configured: Any) -> Iterable[Logger]:
+        if self.run_directory is None or self._get(self.config_init, "trainer").get("fast_dev_run"):
+            return
+        if configured is None or configured is True:
+            if self.command == "fit":
+                path = self.run_directory.path
+                yield TensorBoardLogger(path, name="", version="tb", default_hp_metric=False)
+        elif configured is not False:
+            yield from configured if isinstance(configured, list) else [configured]
+        if self.command == "fit":
+            yield MetricsFile(self.run_directory.metrics)
+
+    def _callbacks(self) -> Iterable[Callback]:
+        if self._get(self.config_init, "trainer").get("enable_progress_bar") is not False:
+            yield Progress()
+        if self.command == "predict":
+            yield PredictionFile(self._output("predictions.jsonl"))
+        if self.command != "fit":
+            return
+        assert self.run_directory is not None
+        yield Watch(self.every.log, self.own.peak_flops)
+        yield TextSample(**vars(self.own.sample), path=self.run_directory.samples)
+        yield FinalValidation()
+        yield Saving(self.run_directory.checkpoints, self.every.save)
+
+    def _output(self, name: str) -> Path:
+        if self.own.output:
+            return Path(self.own.output)
+        return (self.run_directory.path if self.run_directory else Path.cwd()) / name
+
+    # fit --------------------------------------------------------------------------------------------------------------
+
+    def before_fit(self) -> None:
+        """Say what will run, refuse what must not change, and open the run directory."""
+        run = self.run_directory
+        assert run is not None
+        config = self.stored()
+        if run.config.exists() and self.own.ckpt_path:
+            refuse_changes(changes(run.config.read_text(encoding="utf-8"), config), self.own.allow)
+        if self.own.init_from:
+            self.model.load_weights(find_checkpoint(self.own.init_from))
+            rank_zero_say(f"weights from {self.own.init_from}")
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._open(run, config)
+        self.started = time.monotonic()
+
+    @rank_zero_only
+    def _open(self, run: RunDirectory, config: str) -> None:
+        run.begin(config)
+        if self.own.ckpt_path:
+            step = stored_step(Path(self.own.ckpt_path))
+            for logger in self.trainer.loggers:
+                if isinstance(logger, MetricsFile):
+                    logger.drop_after(step)
+                if isinstance(logger, TensorBoardLogger):
+                    logger._kwargs["purge_step"] = step + 1
+        else:
+            run.metrics.unlink(missing_ok=True)
+
+    def after_fit(self) -> None:
+        """Write the summary, and the hyper-parameters with the final metrics."""
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        metrics = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        self._summarise(metrics)
+
+    @rank_zero_only
+    def _summarise(self, metrics: dict[str, float]) -> None:
+        run = self.run_directory
+        assert run is not None
+        plan = self.datamodule.plan
+        step = self.trainer.global_step
+        hyper_parameters = flatten(self.own.clone().as_dict())
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(hyper_parameters, metrics)
+                logger.save()
+            elif not isinstance(logger, MetricsFile):
+                logger.log_hyperparams(hyper_parameters)
+        run.finish(
+            {
+                "name": self.own.name or run.path.name,
+                "step": step,
+                "planned_steps": plan.steps,
+                "tokens": step * plan.tokens_per_step,
+                "parameters": sum(parameter.numel() for parameter in self.model.decoder.parameters()),
+                "seconds_of_this_attempt": round(time.monotonic() - self.started, 1),
+                "metrics": metrics,
+                "checkpoint": str(run.last.relative_to(run.path)),
+            }
+        )
+        rank_zero_say(f"run: {run.path} · checkpoint: {run.last} · curves: tensorboard --logdir {run.path.parent}")
+
+    # The others -------------------------------------------------------------------------------------------------------
+
+    def after_validate(self) -> None:
+        """Print what was found."""
+        self._report("validate")
+
+    def after_test(self) -> None:
+        """Print what was found, and write it down."""
+        self._report("test")
+
+    @rank_zero_only
+    def _report(self, stage: str) -> None:
+        results = self.model.results
+        print(results_table(results))
+        if stage == "test" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            name = self.own.name or (self.run_directory.path.name if self.run_directory else "model")
+            step = stored_step(Path(self.own.ckpt_path))
+            path = self._output("perplexity.json")
+            write_results(path, name, step, self.model, str(self.trainer.precision), results)
+            rank_zero_say(f"results: {path}")
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def stored_step(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint was written at."""
+    import torch
+
+    return int(torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)["global_step"])
+
+
+def run_lightning(command: str, argv: list[str]) -> int:
+    """Run one of the four subcommands on resolved arguments.
+
+    Raises:
+        UserError: for whatever the user can mend.
+    """
+    quieten()
+    argv = prepare_fit(argv) if command == "fit" else prepare_evaluation(command, argv)
+    KVPathCLI.command = command
+    try:
+        KVPathCLI([command, *argv])
+    except SystemExit as ended:
+        # Lightning ends an interrupted run with 1.
+        interrupted = isinstance(ended.__context__, KeyboardInterrupt)
+        return 130 if interrupted else int(ended.code or 0)
+    return 0
+
+
+def prepare_fit(argv: list[str]) -> list[str]:
+    """Settle the run directory and what to resume from, before parsing."""
+    if "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv):
+        return argv
+    run = option(argv, "run")
+    if run is None:
+        run = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
+        argv = [*argv, "--run", run]
+    directory, wanted = RunDirectory(run), option(argv, "ckpt_path")
+    if wanted is None:
+        if directory.holds_a_run and not option(argv, "trainer.fast_dev_run"):
+            raise UserError(
+                f"run {run}: there is a run already; --ckpt_path last continues it, another --run starts anew"
+            )
+        return argv
+    argv = without_option(argv, "ckpt_path")
+    if wanted == "last" and not directory.last.exists():
+        rank_zero_say(f"no checkpoint in {run} yet: starting from step 0")
+        return argv
+    checkpoint = directory.last if wanted == "last" else find_checkpoint(wanted)
+    rank_zero_say(f"resuming from {checkpoint}, step {stored_step(checkpoint):,}")
+    stored = ["--config", str(directory.config)] if directory.config.exists() else []
+    return [*stored, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
+
+
+def prepare_evaluation(command: str, argv: list[str]) -> list[str]:
+    """Find the weights and put the configuration stored beside them first, before parsing."""
+    if "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv):
+        return argv
+    wanted = option(argv, "ckpt_path")
+    if wanted is None:
+        raise UserError(f"{command} needs --ckpt_path: a run directory or a checkpoint file")
+    checkpoint = find_checkpoint(wanted)
+    argv = without_option(argv, "ckpt_path")
+    run = run_of(checkpoint)
+    stored = run.config if run is not None else stored_config(checkpoint)
+    if run is not None and option(argv, "run") is None:
+        argv = [*argv, "--run", str(run.path)]
+    quiet = ["--verbose", "false"] if command in ("validate", "test") else []
+    return ["--config", str(stored), *quiet, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
+
+
+def quieten() -> None:
+    """Leave out what Lightning says about itself and what does not apply here."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    for message in (
+        ".*callbacks used to create the checkpoint need to be provided.*",
+        ".*treespec.*",
+        ".*Couldn't infer the batch indices.*",
+        ".*does not have many workers.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def option(argv: list[str], name: str) -> str | None:
+    """The last value of `--name VALUE` or `--name=VALUE`."""
+    value = None
+    for position, argument in enumerate(argv):
+        if argument == f"--{name}":
+            value = argv[position + 1] if position + 1 < len(argv) else None
+        elif argument.startswith(f"--{name}="):
+            value = argument.split("=", 1)[1]
+    return value
+
+
+def without_option(argv: list[str], name: str) -> list[str]:
+    """`argv` without `--name VALUE` and `--name=VALUE`."""
+    kept, skip = [], False
+    for argument in argv:
+        if skip:
+            skip = False
+        elif argument == f"--{name}":
+            skip = True
+        elif not argument.startswith(f"--{name}="):
+            kept.append(argument)
+    return kept

@@ -1,0 +1,79 @@
+"""What a resume may change, and the configuration that a lone checkpoint stores."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvpath.errors import UserError
+
+GUARDED = {
+    "model": ("model.backbone.", "model.seed"),
+    "data": (
+        "data.source",
+        "data.tokenizer",
+        "data.seq_len",
+        "data.holdout_every",
+        "data.seed",
+        "data.stream",
+        "data.budget.global_batch",
+    ),
+    "horizon": ("data.budget.tokens", "model.optimizer."),
+}
+"""What changes the model, the order of the data, or the learning rate of the steps to come."""
+
+
+def changes(before: str, after: str) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ between two configurations in YAML."""
+    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
+    return {
+        key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+    }
+
+
+def refuse_changes(changed: dict[str, tuple[Any, Any]], allowed: list[str]) -> None:
+    """List what changed, and refuse what was not allowed by name.
+
+    Raises:
+        UserError: naming each key with both values, and the word that allows it.
+    """
+    for key, (old, new) in changed.items():
+        print(f"changed since the run began: {key}: {old} -> {new}", file=sys.stderr)
+    UserError.raise_all(
+        f"--allow must name some of {', '.join(GUARDED)}, got {word}" for word in allowed if word not in GUARDED
+    )
+    UserError.raise_all(
+        f"{key} was {old} and is now {new}: that changes the {kind} of a run; --allow '[{kind}]' allows it"
+        for key, (old, new) in changed.items()
+        for kind, prefixes in GUARDED.items()
+        if key.startswith(prefixes) and kind not in allowed
+    )
+
+
+def stored_config(checkpoint: Path) -> Path:
+    """The model's configuration that a checkpoint stores, as a YAML file that ends with the process.
+
+    Raises:
+        UserError: if it stores none.
+    """
+    import torch
+
+    from kvpath.training.stored_config import check_format
+
+    stored = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True).get("kvpath", {})
+    check_format(stored.get("format_version"))
+    folder = tempfile.mkdtemp(prefix="kvpath-")
+    path = Path(folder) / "config.yaml"
+    path.write_text(yaml.safe_dump({"model": {"backbone": stored["backbone"]}}), encoding="utf-8")
+    return path
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.rstrip("."): values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}."))
+    return flat

@@ -1,0 +1,63 @@
+"""Configurations in Python: pieces and overrides in, a checked model configuration out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvpath.model.config import BackboneConfig
+from kvpath.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Config:
+    """A parsed configuration."""
+
+    backbone: BackboneConfig
+    name: str
+    """What the configuration calls itself, else the last piece that chose an attention, else the strategy's class."""
+
+    values: dict[str, Any]
+    """All keys, the Trainer's and the data's included, as plain values."""
+
+
+def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Config:
+    """Compose pieces, later ones over earlier ones, and overrides over all.
+
+    Args:
+        pieces: local YAML files or shipped pieces, such as "model/98m", "attention/gqa".
+        overrides: as on the command line: ["--model.backbone.n_layers=6"].
+
+    Raises:
+        UserError: naming the key, the value and what would be right.
+    """
+    from jsonargparse import ActionConfigFile
+
+    from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
+    from kvpath.pieces import resolve
+    from kvpath.training.module import LanguageModel
+
+    allow_choice_by_class()
+    parser = PlainErrorParser()
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    parser.add_lightning_class_args(LanguageModel, "model")
+    parser.add_argument("--name", type=str | None)
+    for group in ("data", "trainer", "every", "sample"):
+        parser.add_argument(f"--{group}", type=dict[str, Any], default={})
+    for key in ("seed_everything", "peak_flops"):
+        parser.add_argument(f"--{key}", type=Any)
+    flags = [flag for piece in pieces for flag in ("-c", str(resolve(piece)))]
+    parsed = parser.parse_args([*flags, *overrides])
+    backbone = parser.instantiate_classes(parsed).model.backbone
+    parsed.pop("config")
+    stems = [piece.rsplit("/", 1)[-1].removesuffix(".yaml") for piece in pieces if "attention" in piece]
+    name = parsed.name or (stems[-1] if stems else type(backbone.attention).__name__)
+    return Config(backbone, name, parsed.as_dict())
+
+
+def build_model(config: Config | BackboneConfig, seed: int = 0) -> Decoder:
+    """The model, its weights drawn from `seed` alone."""
+    import torch
+
+    backbone = config.backbone if isinstance(config, Config) else config
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Decoder(backbone)

@@ -1,0 +1,252 @@
+"""A source tokenised once: for each region of it, one file of tokens that is mapped into memory."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from kvpath.data.cache import build_once, cache_dir, digest, write_atomically
+from kvpath.data.sources import Source
+from kvpath.data.tokenizer import Tokenizer
+from kvpath.errors import UserError
+
+FORMAT_VERSION = 1
+Region = Literal["train", "validation", "test"]
+
+_MANIFEST, _TOKENS, _OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
+_BATCH_DOCUMENTS = 1024
+_BATCH_CHARACTERS = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which document belongs to which region.
+
+    Args:
+        holdout_every: of every so many documents the first is validation and the one in the middle is test; None holds
+            out none. At least 3.
+        rest: the region of all other documents; None leaves them out.
+        limit_tokens: regions may end (after a whole document) once each held-out one has so many tokens.
+    """
+
+    holdout_every: int | None = None
+    rest: Region | None = "train"
+    limit_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.holdout_every is not None and self.holdout_every < 3:
+            raise UserError(f"holdout_every must be at least 3 (validation, test, training), got {self.holdout_every}")
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions that exist."""
+        rest: tuple[Region, ...] = (self.rest,) if self.rest else ()
+        return rest if self.holdout_every is None else (*rest, "validation", "test")
+
+    def region(self, document: int) -> Region | None:
+        """The region of document number ``document``, counted from 0; None if it is left out."""
+        if self.holdout_every is None:
+            return self.rest
+        place = document % self.holdout_every
+        if place == 0:
+            return "validation"
+        return "test" if place == self.holdout_every // 2 else self.rest
+
+    def documents(self, source: Source, region: Region) -> Iterator[str]:
+        """The documents of one region of ``source``."""
+        return (text for i, text in enumerate(source.documents()) if self.region(i) == region)
+
+
+class MappedArray:
+    """A file of numbers, mapped when first read, so that processes that get it by pickle map it anew."""
+
+    def __init__(self, path: Path, dtype: DTypeLike, length: int) -> None:
+        self._path, self._dtype, self._length = path, np.dtype(dtype), length
+        self._array: NDArray[np.integer] | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: slice) -> NDArray[np.integer]:
+        if self._array is None:
+            # an empty file cannot be mapped
+            empty = np.empty(0, dtype=self._dtype)
+            self._array = np.memmap(self._path, mode="r", dtype=self._dtype) if self._length else empty
+        return self._array[index]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_array": None}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` of a region says.
+
+    Args:
+        format_version: of the files beside it.
+        source: fingerprint of the source.
+        tokenizer: fingerprint of the tokenizer.
+        label: what the source is called.
+        region: which documents of the source these are.
+        dtype: of ``tokens.bin``: uint16 or uint32.
+        n_documents: documents; an end-of-text token follows each.
+        n_tokens: tokens, those included.
+        n_bytes: UTF-8 bytes of the documents' text.
+    """
+
+    format_version: int
+    source: str
+    tokenizer: str
+    label: str
+    region: Region
+    dtype: str
+    n_documents: int
+    n_tokens: int
+    n_bytes: int
+
+
+class TokenCorpus:
+    """One region, tokenised: ``tokens`` (n_tokens,), ``offsets`` (n_documents + 1,) and the counts in ``manifest``.
+
+    Document i is ``tokens[offsets[i]:offsets[i + 1]]``, its end-of-text token included.
+
+    Raises:
+        UserError: if the directory is not a whole corpus that this version can read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            found = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{directory} is not a tokenised corpus: {error}") from error
+        if found.get("format_version") != FORMAT_VERSION:
+            raise UserError(
+                f"{directory} has format_version {found.get('format_version')}, this kvpath reads {FORMAT_VERSION}"
+            )
+        self.manifest = Manifest(**found)
+        self.tokens = MappedArray(directory / _TOKENS, self.manifest.dtype, self.manifest.n_tokens)
+        self.offsets = MappedArray(directory / _OFFSETS, np.uint64, self.manifest.n_documents + 1)
+        self._check_size(_TOKENS, self.manifest.n_tokens * np.dtype(self.manifest.dtype).itemsize)
+        self._check_size(_OFFSETS, (self.manifest.n_documents + 1) * np.dtype(np.uint64).itemsize)
+
+    def _check_size(self, name: str, expected: int) -> None:
+        path = self.directory / name
+        size = path.stat().st_size if path.exists() else 0
+        if size != expected:
+            raise UserError(
+                f"{path} has {size} bytes, not {expected}: the corpus is damaged; delete {self.directory.parent}"
+            )
+
+
+def build_corpus(
+    source: Source, tokenizer: Tokenizer, split: Split, directory: Path | None = None
+) -> dict[Region, TokenCorpus]:
+    """Tokenise ``source`` once, or find that it was done: a corpus for each region of ``split``.
+
+    Args:
+        source: its documents; nothing of it but the fingerprint is read if the result is there already.
+        tokenizer: what makes tokens of them.
+        split: which document belongs to which region.
+        directory: where to keep it; by default in our cache. Inside, a folder named by a hash of all that determines
+            the tokens.
+
+    Raises:
+        UserError: for what the source cannot read, or no disk space.
+    """
+    source_fingerprint = source.fingerprint()
+    key = digest(FORMAT_VERSION, source_fingerprint, tokenizer.fingerprint, dataclasses.asdict(split))
+    dtype = "uint16" if tokenizer.vocab_size < 2**16 else "uint32"
+
+    def build(target: Path) -> None:
+        with ExitStack() as files:
+            writers = {}
+            for region in split.regions:
+                empty = Manifest(
+                    FORMAT_VERSION, source_fingerprint, tokenizer.fingerprint, source.label, region, dtype, 0, 0, 0
+                )
+                writers[region] = _Writer(target / region, empty, files)
+            _tokenise(source, tokenizer, split, writers)
+            for writer in writers.values():
+                writer.finish()
+
+    target = build_once((directory or cache_dir() / "corpora") / key[:32], build)
+    return {region: TokenCorpus(target / region) for region in split.regions}
+
+
+def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
+    """Tokens of each text, with the end-of-text token after it."""
+    return [np.array([*ids, tokenizer.end_of_text], dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
+
+
+def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Lists that are large enough to tokenise at speed and small enough to hold."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _tokenise(source: Source, tokenizer: Tokenizer, split: Split, writers: dict[Region, "_Writer"]) -> None:
+    """Read ``source`` once, from the front, and hand each document to the writer of its region."""
+    # on stderr, and only where it takes long enough to be asked about
+    documents = tqdm(source.documents(), desc=f"tokenising {source.label}", unit=" documents", delay=2, file=sys.stderr)
+    n_seen = 0
+    for texts in in_batches(documents):
+        kept = [(region, text) for i, text in enumerate(texts, n_seen) if (region := split.region(i)) is not None]
+        n_seen += len(texts)
+        for (region, text), ids in zip(kept, encode_documents(tokenizer, [text for _, text in kept]), strict=True):
+            writers[region].add(text, ids)
+        held_out = [writer.n_tokens for region, writer in writers.items() if region != split.rest]
+        if split.limit_tokens is not None and held_out and min(held_out) >= split.limit_tokens:
+            break
+
+
+class _Writer:
+    """Writes one region; the manifest comes last.
+
+    Args:
+        directory: made here.
+        manifest: of the region, with counts of zero.
+        files: closes the open files.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, files: ExitStack) -> None:
+        directory.mkdir()
+        self._directory, self._manifest = directory, manifest
+        self._tokens = files.enter_context((directory / _TOKENS).open("wb"))
+        self._offsets = files.enter_context((directory / _OFFSETS).open("wb"))
+        self._offsets.write(np.uint64(0).tobytes())
+        self.n_documents = self.n_tokens = self.n_bytes = 0
+
+    def add(self, text: str, ids: NDArray[np.int64]) -> None:
+        self.n_documents += 1
+        self.n_tokens += len(ids)
+        self.n_bytes += len(text.encode())
+        self._tokens.write(ids.astype(self._manifest.dtype).tobytes())
+        self._offsets.write(np.uint64(self.n_tokens).tobytes())
+
+    def finish(self) -> None:
+        for file in (self._tokens, self._offsets):
+            file.flush()
+            os.fsync(file.fileno())
+        manifest = dataclasses.replace(
+            self._manifest, n_documents=self.n_documents, n_tokens=self.n_tokens, n_bytes=self.n_bytes
+        )
+        content = json.dumps(dataclasses.asdict(manifest), indent=2) + "\n"
+        write_atomically(self._directory / _MANIFEST, content.encode())

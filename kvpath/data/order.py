@@ -1,0 +1,59 @@
+"""The order of training windows: a shuffle that is computed, never stored."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 8
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Order:
+    """A permutation of ``n`` windows per epoch, a pure function of seed, epoch and position.
+
+    A keyed Feistel network permutes the smallest 4^k numbers that hold ``n``; a result of ``n`` or more is sent through
+    again until it is below. So any position costs the same, and nothing is kept.
+
+    Args:
+        n: number of windows, at least 1.
+        seed: another seed, another order.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        self.n = n
+        self._seed = np.array([seed % 2**64], dtype=np.uint64)
+        self._half_bits = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+
+    def index(self, position: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The windows at these positions of the endless stream: epoch ``position // n``, place ``position % n``.
+
+        Args:
+            position: any shape, not negative.
+
+        Returns:
+            windows in [0, n), of the same shape.
+        """
+        flat = position.astype(np.int64).ravel()
+        epoch = (flat // self.n).astype(np.uint64)
+        found = self._permute((flat % self.n).astype(np.uint64), epoch)
+        while (outside := np.flatnonzero(found >= self.n)).size:
+            found[outside] = self._permute(found[outside], epoch[outside])
+        return found.astype(np.int64).reshape(position.shape)
+
+    def _permute(self, place: NDArray[np.uint64], epoch: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        mask = (np.uint64(1) << self._half_bits) - np.uint64(1)
+        left, right = place >> self._half_bits, place & mask
+        key = _mix(_mix(self._seed) ^ epoch)
+        for _ in range(_ROUNDS):
+            key = _mix(key)
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return (left << self._half_bits) | right
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scatter 64 bits over 64 bits, one to one (the finaliser of splitmix64)."""
+    x = x + np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,5 @@
+"""Measuring trained models."""
+
+from kvpath.evaluation.perplexity import Perplexity, summarise
+
+__all__ = ["Perplexity", "summarise"]

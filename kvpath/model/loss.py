@@ -1,0 +1,89 @@
+"""Cross-entropy of a linear head in chunks of tokens: the logits of a whole batch never exist at once.
+
+Products run in the dtype of the pass (autocast's, if it is on), log-softmax in float32 or wider, sums in float64.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""The label of a position that is not scored."""
+
+
+class LossSums(NamedTuple):
+    """Sums over the scored positions, to be divided by the number of them in the whole optimizer step."""
+
+    total: Tensor
+    """float64: what is trained on, negative log-likelihoods in nats plus the z-loss; carries gradients."""
+
+    nll: Tensor
+    """float64: the negative log-likelihoods alone, in nats; no gradient."""
+
+    count: Tensor
+    """int64: how many positions were scored."""
+
+
+def linear_cross_entropy(
+    x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, z_loss: float = 0.0, chunk_elements: int = 2**24
+) -> LossSums:
+    """Sum of -log softmax(W x)[label] + z_loss * logsumexp(W x)^2 over positions whose label is not IGNORE.
+
+    Args:
+        x_BTC: the normed output of the last layer.
+        weight_VC: the output head.
+        labels_BT: int64, IGNORE where nothing is to be predicted.
+        z_loss: weight of the squared log-partition function, which keeps logits from drifting; 0 for none.
+        chunk_elements: logits held at once.
+    """
+    x_NC, labels_N = x_BTC.reshape(-1, x_BTC.shape[-1]), labels_BT.reshape(-1)
+    device = x_BTC.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTC.dtype
+    chunk = max(1, chunk_elements // weight_VC.shape[0])
+    grads = [torch.is_grad_enabled() and part.requires_grad for part in (x_NC, weight_VC)]
+    total, nll = _ChunkedLoss.apply(x_NC, weight_VC, labels_N, z_loss, chunk, dtype, *grads)
+    return LossSums(total, nll.detach(), (labels_N != IGNORE).sum())
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Gradients are made in the forward pass, while a chunk's logits are there, and only scaled in the backward."""
+
+    @staticmethod
+    def forward(ctx, x_NC, weight_VC, labels_N, z_loss, chunk, dtype, need_x, need_weight):  # type: ignore[no-untyped-def]
+        wide = torch.promote_types(dtype, torch.float32)
+        with torch.autocast(x_NC.device.type, enabled=False), torch.no_grad():
+            weight = weight_VC.to(dtype)
+            sums = torch.zeros(2, dtype=torch.float64, device=x_NC.device)
+            grad_x = torch.empty_like(x_NC) if need_x else None
+            grad_weight = torch.zeros_like(weight_VC, dtype=wide) if need_weight else None
+            for start in range(0, len(x_NC), chunk):
+                part = slice(start, start + chunk)
+                x, labels = x_NC[part].to(dtype), labels_N[part]
+                logits = (x @ weight.T).to(wide)
+                lse = logits.logsumexp(-1)
+                scored = labels != IGNORE
+                target = labels.masked_fill(~scored, 0)[:, None]
+                nll = ((lse - logits.gather(1, target)[:, 0]) * scored).sum(dtype=torch.float64)
+                penalty = (lse.square() * scored).sum(dtype=torch.float64) if z_loss else 0.0
+                sums += torch.stack((nll + z_loss * penalty, nll))
+                if not (need_x or need_weight):
+                    continue
+                # d nll / d logits = softmax - onehot;  d lse^2 / d logits = 2 lse softmax
+                grad = logits.sub_(lse[:, None]).exp_()
+                if z_loss:
+                    grad *= (1 + 2 * z_loss * lse)[:, None]
+                grad.scatter_add_(1, target, -torch.ones_like(target, dtype=wide))
+                grad = grad.mul_(scored[:, None]).to(dtype)
+                if grad_x is not None:
+                    grad_x[part] = (grad @ weight).to(grad_x.dtype)
+                if grad_weight is not None:
+                    grad_weight += grad.T @ x
+        ctx.save_for_backward(grad_x, None if grad_weight is None else grad_weight.to(weight_VC.dtype))
+        return sums[0], sums[1]
+
+    @staticmethod
+    def backward(ctx, scale, _):  # type: ignore[no-untyped-def]
+        grad_x, grad_weight = ctx.saved_tensors
+        scaled = [None if grad is None else grad * scale.to(grad.dtype) for grad in (grad_x, grad_weight)]
+        return *scaled, *[None] * 6

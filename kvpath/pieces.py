@@ -1,0 +1,78 @@
+"""Finding the YAML pieces that ``-c`` names: a local file first, else one that is shipped with kvpath."""
+
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+
+from kvpath.errors import UserError
+
+
+def root() -> Path:
+    """The folder of the shipped pieces: ``kvpath/configs`` in a wheel, ``configs`` beside ``kvpath`` in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def available() -> dict[str, str]:
+    """Every shipped piece, sorted: its name (``attention/gqa``) and the first comment line of its file ("" if none)."""
+    files = sorted(root().rglob("*.yaml"))
+    return {file.relative_to(root()).with_suffix("").as_posix(): _first_comment(file) for file in files}
+
+
+def shipped(name: str) -> Path:
+    """The file of a shipped piece, named with or without ``.yaml``.
+
+    Raises:
+        UserError: there is no such piece; names the nearest ones.
+    """
+    names = list(available())
+    wanted = name.removesuffix(".yaml")
+    if wanted in names:
+        return root() / f"{wanted}.yaml"
+    nearest = _nearest(wanted, names)
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    raise UserError(f"no file and no shipped piece is called {name!r}: {hint}`kvpath configs` lists the pieces")
+
+
+def resolve(name: str) -> Path:
+    """The file that ``-c name`` means: ``name``, else ``name.yaml``, else the shipped piece of that name.
+
+    Raises:
+        UserError: none of the three exists; names the nearest pieces.
+    """
+    for local in (Path(name), Path(f"{name}.yaml")):
+        if local.is_file():
+            return local
+    return shipped(name)
+
+
+def resolve_argv(argv: list[str]) -> list[str]:
+    """A copy of ``argv`` in which the values of ``-c X``, ``--config X``, ``-c=X`` and ``--config=X`` are files' paths.
+
+    A flag that lacks its value stays as it is, for the parser to report.
+
+    Raises:
+        UserError: a value is neither a file nor a piece.
+    """
+    resolved: list[str] = []
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if equals and flag in ("-c", "--config"):
+            argument = f"{flag}={resolve(value)}"
+        elif resolved and resolved[-1] in ("-c", "--config") and not argument.startswith("-"):
+            argument = str(resolve(argument))
+        resolved.append(argument)
+    return resolved
+
+
+def _first_comment(file: Path) -> str:
+    with file.open(encoding="utf-8") as lines:
+        return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")
+
+
+def _nearest(wanted: str, names: list[str]) -> list[str]:
+    """The names close to ``wanted`` as a whole, and those whose last part is close to its last part."""
+    last_parts = {PurePosixPath(name).name for name in names}
+    close_parts = get_close_matches(PurePosixPath(wanted).name, last_parts)
+    same_part = [name for name in names if PurePosixPath(name).name in close_parts]
+    return list(dict.fromkeys(get_close_matches(wanted, names) + same_part))[:3]

@@ -1,0 +1,70 @@
+"""Scalars as one JSON object a line, in `metrics.jsonl`."""
+
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+
+class MetricsFile(Logger):
+    """Appends {"step": ..., name: value, ...}; a resumed run drops the lines that it will write again."""
+
+    def __init__(self, path: Path) -> None:
+        """Lines go to `path`, each flushed as it is written."""
+        super().__init__()
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.parent.name
+
+    @property
+    def version(self) -> str:
+        """There is one file a run."""
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> "MetricsFile":
+        """Itself."""
+        return self
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Append one line; a value that is not finite is written as null, which is JSON, with its name in `not_finite`."""
+        values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        broken = sorted(name for name, value in values.items() if not math.isfinite(value))
+        line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(broken)}
+        if broken:
+            line["not_finite"] = broken
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """They stand in config.yaml."""
+
+    @rank_zero_only
+    def drop_after(self, step: int) -> None:
+        """Remove lines of later steps than `step`, and a last line that a kill cut short."""
+        if self.path.exists():
+            kept = [line for line in read_metrics(self.path) if line["step"] <= step]
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            temporary.replace(self.path)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics file."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines

@@ -1,0 +1,289 @@
+"""The LightningModule: language modelling over any attention strategy."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from kvpath.errors import UserError
+from kvpath.evaluation.perplexity import Perplexity, summarise
+from kvpath.model.config import BackboneConfig
+from kvpath.model.decoder import Decoder
+from kvpath.model.loss import IGNORE, LossSums
+from kvpath.training.optimizer import OptimizerConfig
+from kvpath.training.say import rank_zero_say
+from kvpath.training.stored_config import FORMAT_VERSION, check_format, to_plain
+
+Batch = Mapping[str, Tensor]
+
+
+class Step(NamedTuple):
+    """What one optimizer step reports. Sums are this rank's own."""
+
+    nll: Tensor
+    """Summed negative log-likelihood in nats."""
+
+    scored: Tensor
+    """Labels scored, over all ranks."""
+
+    gradient_norm: Tensor
+    """Global norm of the gradient before clipping."""
+
+    learning_rate: float
+
+
+class LanguageModel(LightningModule):
+    """Trains a decoder on batches that are each one whole optimizer step of this rank.
+
+    A batch holds `tokens` and `labels` of shape (A, M, T): A micro-batches of M sequences, accumulated. The loss is the
+    sum over the valid labels divided by their number in the whole step, over all ranks and micro-batches, so that any
+    split into ranks and micro-batches gives the same gradients. Labels of -100 are not scored.
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 (it is frozen)
+        z_loss: float = 0.0,
+        seed: int = 0,
+        compile: bool = False,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        """What to train and how.
+
+        Args:
+            backbone: The model.
+            optimizer: AdamW and its schedule.
+            z_loss: Weight of the squared log-partition function added to the loss; 0 for none.
+            seed: Seed of the initial weights; the data has its own.
+            compile: Run the model through torch.compile.
+            activation_checkpointing: Recompute each block in the backward pass, to save memory.
+        """
+        super().__init__()
+        self.automatic_optimization = False
+        self.backbone = backbone
+        self.optimizer_config = optimizer
+        self.z_loss = z_loss
+        self.seed = seed
+        self.compile_model = compile
+        self.activation_checkpointing = activation_checkpointing
+        self.model: Decoder | None = None
+        self.scores: list[Perplexity] = []
+        self.results: list[dict[str, Any]] = []
+        """What the last evaluation found, one entry a loader."""
+        backbone.layout()
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model, built if it is not yet."""
+        self.configure_model()
+        assert self.model is not None
+        return self.model
+
+    def configure_model(self) -> None:
+        """Build the model once, its weights drawn from `seed` alone."""
+        if self.model is not None:
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            self.model = Decoder(self.backbone)
+        self.model.activation_checkpointing = self.activation_checkpointing
+        if self.compile_model:
+            self.model.compile_layers()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW; the learning rate is set before each step."""
+        return self.optimizer_config.build(self)
+
+    def setup(self, stage: str) -> None:
+        """Fit the run to its budget: a flag of the Trainer may shorten it, never lengthen it."""
+        if stage == "fit" and (steps := self.planned_steps()) is not None:
+            self._describe(steps)
+            loop = self.trainer.fit_loop.epoch_loop
+            if loop.max_steps > steps:
+                raise UserError(
+                    f"trainer.max_steps={loop.max_steps} is more than the {steps} steps of data.budget;"
+                    " raise data.budget.tokens instead, max_steps can only shorten a run"
+                )
+            loop.max_steps = steps if loop.max_steps == -1 else loop.max_steps
+
+    def _describe(self, steps: int) -> None:
+        """Say what the budget comes to, and warn if much of it is warm-up."""
+        warm_up = self.optimizer_config.warmup_steps
+        rank_zero_say(self.trainer.datamodule.plan.describe())  # type: ignore[attr-defined]
+        rank_zero_say(f"warm-up: {warm_up:,} of {steps:,} steps ({warm_up / steps:.0%})")
+        if warm_up > steps / 5:
+            rank_zero_warn(
+                f"more than a fifth of the run is warm-up: optimizer.warmup_steps={warm_up} of {steps} steps"
+            )
+
+    def planned_steps(self) -> int | None:
+        """The optimizer steps that the data's budget states, if the data has one."""
+        plan = getattr(getattr(self.trainer, "datamodule", None), "plan", None)
+        return None if plan is None else plan.steps
+
+    def total_steps(self) -> int:
+        """The horizon of the learning rate: what the budget states, however early the run is stopped."""
+        steps = self.planned_steps() or self.trainer.max_steps
+        if steps is None or steps < 1:
+            raise UserError(
+                "the learning rate needs a horizon: train on a data module with a budget, or state trainer.max_steps"
+            )
+        return steps
+
+    # Training ---------------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """One optimizer step over tokens and labels (A, M, T)."""
+        optimizer = cast(LightningOptimizer, self.optimizers())
+        tokens_AMT, labels_AMT = batch["tokens"], batch["labels"]
+        scored = self.sum_over_ranks((labels_AMT != IGNORE).sum())
+        weight = self.trainer.world_size / scored.clamp(min=1)
+        learning_rate = self.optimizer_config.learning_rate_at(self.global_step, self.total_steps())
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+
+        optimizer.zero_grad()
+        nll = torch.zeros((), dtype=torch.float64, device=self.device)
+        last = len(tokens_AMT) - 1
+        for micro, (tokens_MT, labels_MT) in enumerate(zip(tokens_AMT, labels_AMT, strict=True)):
+            sums = self.decoder(tokens_MT, labels_MT, z_loss=self.z_loss)
+            with self._gradients_stay_local(micro < last):
+                self.manual_backward(sums.total * weight)
+            nll += sums.nll
+        gradient_norm = self._clip()
+        optimizer.step()
+        return {"step": Step(nll, scored, gradient_norm, learning_rate)}
+
+    def sum_over_ranks(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks; every rank must call it."""
+        total = self.trainer.strategy.reduce(value, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
+
+    def _gradients_stay_local(self, local: bool) -> AbstractContextManager[None]:
+        """Ranks exchange gradients once a step, with the last micro-batch."""
+        no_sync = getattr(self.trainer.strategy.model, "no_sync", None)
+        return no_sync() if local and no_sync is not None else nullcontext()
+
+    def _clip(self) -> Tensor:
+        limit = self.optimizer_config.clip_norm
+        return clip_grad_norm_(self.parameters(), float("inf") if limit is None else limit)
+
+    # Evaluation -------------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin to count anew."""
+        self._start_scoring("validate")
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Score tokens against labels, both (M, C)."""
+        self._score(batch, dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log loss, perplexity and bits per byte."""
+        self._log_scores("validation", "validate")
+
+    def on_test_epoch_start(self) -> None:
+        """Begin to count anew."""
+        self._start_scoring("test")
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Score tokens against labels, both (M, C)."""
+        self._score(batch, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Log loss, perplexity and bits per byte of each corpus and context."""
+        self._log_scores("test", "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """The negative log-likelihood in nats of each label, (M, C) float32; zero where nothing is scored."""
+        logits_MCV = self.decoder(batch["tokens"])
+        assert isinstance(logits_MCV, Tensor)
+        nll_MC = torch.nn.functional.cross_entropy(
+            logits_MCV.float().flatten(0, 1), batch["labels"].flatten(), reduction="none", ignore_index=IGNORE
+        )
+        return {**batch, "nll": nll_MC.view_as(batch["labels"])}
+
+    def _start_scoring(self, stage: str) -> None:
+        loaders = self.trainer.num_val_batches if stage == "validate" else self.trainer.num_test_batches
+        self.scores = [Perplexity().to(self.device) for _ in range(len(loaders))]
+
+    def _score(self, batch: Batch, dataloader_idx: int) -> None:
+        sums = self.decoder(batch["tokens"], batch["labels"])
+        assert isinstance(sums, LossSums)
+        self.scores[dataloader_idx].update(sums.nll, sums.count)
+
+    def _log_scores(self, prefix: str, stage: str) -> None:
+        evaluations = getattr(getattr(self.trainer, "datamodule", None), "evaluations", {}).get(stage, [])
+        self.results, metrics = [], {}
+        for position, score in enumerate(self.scores):
+            sums = score.compute()
+            nll, tokens = sums["nll"].item(), int(sums["count"].item())
+            if tokens == 0:
+                continue
+            known = evaluations[position] if position < len(evaluations) else None
+            # Bytes are those of the whole region: without all of it there are no bits per byte.
+            n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
+            summary = summarise(nll, tokens, n_bytes)
+            single = known is None or (stage == "validate" and len(self.scores) == 1)
+            label = prefix if single else f"{prefix}/{known.corpus}@{known.context}"
+            metrics.update({f"{label}/{name}": value for name, value in summary.items()})
+            where = {} if known is None else {"corpus": known.corpus, "split": known.split, "context": known.context}
+            self.results.append({**where, "tokens": tokens, "bytes": n_bytes, "nll_sum": nll, **summary})
+        # Lightning counts the steps of an evaluation within an epoch from another start: say the optimizer step.
+        self.log_dict(metrics, logger=False)
+        if not self.trainer.sanity_checking:
+            for logger in self.trainer.loggers:
+                logger.log_metrics(metrics, self.global_step)
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Take the weights of a checkpoint file, and nothing else of it.
+
+        Raises:
+            UserError: if they do not fit.
+        """
+        stored = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+        self.configure_model()
+        self.on_load_checkpoint(stored)
+        self.load_state_dict(stored["state_dict"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the format's version and the model's configuration, as plain values."""
+        checkpoint["kvpath"] = {"format_version": FORMAT_VERSION, "backbone": to_plain(self.backbone)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another format, or of a model of another shape.
+
+        Raises:
+            UserError: naming the version, or the tensors and their sizes.
+        """
+        check_format(checkpoint.get("kvpath", {}).get("format_version"))
+        check_shapes({name: tuple(value.shape) for name, value in self.state_dict().items()}, checkpoint["state_dict"])
+
+
+def check_shapes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, Tensor]) -> None:
+    """Refuse weights that do not fit.
+
+    Raises:
+        UserError: naming up to five tensors that are missing, not known, or of another size.
+    """
+    problems = [f"{name} is missing" for name in ours if name not in theirs]
+    problems += [f"{name} is not in this model" for name in theirs if name not in ours]
+    problems += [
+        f"{name} is {tuple(value.shape)} in the checkpoint, {ours[name]} in this model"
+        for name, value in theirs.items()
+        if name in ours and tuple(value.shape) != ours[name]
+    ]
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise UserError("the checkpoint is of another model: " + "; ".join(problems[:5]) + more)

@@ -1,0 +1,116 @@
+"""One run, one directory: what stands where, and how a run is found again."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kvpath.errors import UserError
+from kvpath.version import __version__
+
+_PACKAGES = ("torch", "lightning", "deepspeed", "torchmetrics", "datasets", "tokenizers", "tensorboard", "numpy")
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        """The complete configuration; loads again."""
+        self.env = self.path / "env.json"
+        """Versions, commit, command line: an entry for each attempt."""
+        self.metrics = self.path / "metrics.jsonl"
+        self.samples = self.path / "samples.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.last = self.checkpoints / "last.ckpt"
+        self.summary = self.path / "summary.json"
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether a run was ever started here."""
+        return self.config.exists() or self.last.exists()
+
+    def begin(self, config: str) -> None:
+        """Write the configuration and an entry for this attempt."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_whole(self.config, config)
+        attempts = json.loads(self.env.read_text(encoding="utf-8")) if self.env.exists() else []
+        write_whole(self.env, json.dumps([*attempts, environment()], indent=2) + "\n")
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        write_whole(self.summary, json.dumps(summary, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there in full or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def environment() -> dict[str, Any]:
+    """What this process runs on."""
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(sys.argv),
+        "kvpath": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES", "all"),
+        "cpus": os.cpu_count(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that kvpath runs from, marked if it has changes; None outside of one."""
+    folder = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The checkpoint file that `path` names: itself, or the `last` of a run directory.
+
+    Raises:
+        UserError: if there are no weights there; random ones are never used instead.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise UserError(f"ckpt_path {path}: there is no such file or directory")
+    for candidate in (RunDirectory(path).last, path / "last.ckpt"):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"ckpt_path {path}: no weights in this directory (expected checkpoints/last.ckpt)")
+
+
+def run_of(checkpoint: Path) -> RunDirectory | None:
+    """The run directory that a checkpoint file lies in, if it lies in one."""
+    run = RunDirectory(checkpoint.parent.parent)
+    return run if run.config.exists() else None

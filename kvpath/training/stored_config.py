@@ -1,0 +1,38 @@
+"""Configurations as plain values, for files that must load without running code, and the version of our formats."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from kvpath.attention.output import OutputProjection
+from kvpath.attention.strategy import AttentionStrategy
+from kvpath.errors import UserError
+
+FORMAT_VERSION = 1
+"""Version of checkpoints and run directories."""
+
+
+def check_format(version: object) -> None:
+    """Refuse a file that this version cannot read.
+
+    Raises:
+        UserError: naming both versions.
+    """
+    if version is None:
+        raise UserError("the checkpoint holds no kvpath format_version: it was not written by kvpath")
+    if version != FORMAT_VERSION:
+        raise UserError(f"the checkpoint has format_version {version}; this kvpath reads {FORMAT_VERSION}")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dictionaries; what is chosen by class as class_path and init_args."""
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {field.name: to_plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        if isinstance(value, AttentionStrategy | OutputProjection):
+            kind = type(value)
+            return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": plain}
+        return plain
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value

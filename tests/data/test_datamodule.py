@@ -1,0 +1,300 @@
+"""What Lightning sees: one batch per optimizer step, from the step where training stands, and whole evaluations."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from kvpath.data.budget import Budget
+from kvpath.data.corpus import Split, build_corpus
+from kvpath.data.datamodule import PackedText
+from kvpath.data.loaders import Batch
+from kvpath.data.packing import IGNORE
+from kvpath.data.sources import Files
+from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
+from kvpath.errors import UserError
+
+SEQ_LEN = 8
+Make = Callable[..., PackedText]
+
+
+@pytest.fixture
+def make(source: Files, tokenizer_file: str) -> Make:
+    def make(**changes: object) -> PackedText:
+        arguments: dict[str, object] = {
+            "source": source,
+            "tokenizer": TokenizerConfig(tokenizer_file),
+            "seq_len": SEQ_LEN,
+            "budget": Budget(8 * 4 * SEQ_LEN, global_batch_sequences=4, micro_batch=2),
+            "holdout_every": 5,
+        }
+        return PackedText(**{**arguments, **changes})  # type: ignore[arg-type]
+
+    return make
+
+
+class Recorder(pl.LightningModule):
+    """Trains one number and keeps the batches that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.automatic_optimization = False
+        self.trained: list[Tensor] = []
+        self.evaluated: list[tuple[int, Batch]] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        self.trained.append(batch["tokens"])
+        optimizer = self.optimizers()
+        for micro_batch in batch["tokens"]:
+            self.manual_backward(self.weight * micro_batch.sum())
+        optimizer.step()  # type: ignore[union-attr]
+        optimizer.zero_grad()  # type: ignore[union-attr]
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.evaluated.append((dataloader_idx, batch))
+
+    test_step = predict_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(folder: Path, **changes: object) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    arguments = {**quiet, "default_root_dir": folder, "max_steps": 8, "enable_checkpointing": False, **changes}
+    return pl.Trainer(**arguments)  # type: ignore[arg-type]
+
+
+def fit(data: PackedText, folder: Path, ckpt_path: Path | None = None, **changes: object) -> Recorder:
+    model = Recorder()
+    trainer(folder, **changes).fit(model, data, ckpt_path=str(ckpt_path) if ckpt_path else None)
+    return model
+
+
+def test_one_batch_is_one_step_and_an_epoch_is_the_run(make: Make, tmp_path: Path) -> None:
+    data = make()
+    model = fit(data, tmp_path)
+    assert data.plan.steps == 8
+    assert [tuple(tokens.shape) for tokens in model.trained] == [(2, 2, SEQ_LEN)] * 8
+    assert model.trainer.global_step == 8
+    assert model.trainer.num_training_batches == 8
+    assert model.trainer.current_epoch == 1
+    expected = [batch["tokens"] for batch in outside_lightning(data)]
+    assert torch.equal(torch.stack(model.trained), torch.stack(expected))
+    assert [evaluation.context for evaluation in data.evaluations["validate"]] == [SEQ_LEN]
+    assert scored(model) == data.evaluations["validate"][0].n_tokens * 2  # a batch of the sanity check comes on top
+
+
+def outside_lightning(data: PackedText) -> list[Batch]:
+    data.trainer = None
+    data.setup("fit")
+    return list(data.train_dataloader())
+
+
+def scored(model: Recorder) -> int:
+    return sum(int((batch["labels"] != IGNORE).sum()) for _, batch in model.evaluated)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "num_workers"), [(1, 0), (3, 2), (7, 0)])
+def test_a_resume_goes_on_where_it_stopped(
+    make: Make, tmp_path: Path, stop: int, stream: bool, num_workers: int
+) -> None:
+    arguments = {"stream": stream, "num_workers": num_workers, "eval_limit_tokens": 40}
+    whole = fit(make(**arguments), tmp_path / "whole")
+    first = fit(
+        make(**arguments),
+        tmp_path / "first",
+        max_steps=stop,
+        enable_checkpointing=True,
+        callbacks=[ModelCheckpoint(tmp_path / "first", filename="at", every_n_train_steps=stop)],
+    )
+    rest = fit(make(**arguments), tmp_path / "rest", ckpt_path=tmp_path / "first" / "at.ckpt")
+    assert len(rest.trained) == 8 - stop
+    assert torch.equal(torch.stack(first.trained + rest.trained), torch.stack(whole.trained))
+    assert torch.equal(rest.weight, whole.weight)
+
+
+def test_a_resume_in_the_middle_warns_of_nothing(make: Make, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    save = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=3)
+    fit(make(), tmp_path, max_steps=3, enable_checkpointing=True, callbacks=[save])
+    fit(make(), tmp_path, ckpt_path=tmp_path / "at.ckpt")
+    assert not [warning for warning in recwarn if "not resumable" in str(warning.message)]
+
+
+def test_limited_epochs_go_on_and_repeat_nothing(make: Make, tmp_path: Path) -> None:
+    whole = fit(make(), tmp_path)
+    limited = fit(make(), tmp_path, limit_train_batches=3)
+    assert limited.trainer.current_epoch == 3
+    assert torch.equal(torch.stack(limited.trained), torch.stack(whole.trained))
+
+
+def test_a_limited_epoch_resumes_in_its_middle(make: Make, tmp_path: Path) -> None:
+    whole = fit(make(), tmp_path)
+    save = ModelCheckpoint(tmp_path, filename="at", every_n_train_steps=5)
+    first = fit(make(), tmp_path, max_steps=5, limit_train_batches=3, enable_checkpointing=True, callbacks=[save])
+    rest = fit(make(), tmp_path, ckpt_path=tmp_path / "at.ckpt", limit_train_batches=3)
+    assert torch.equal(torch.stack(first.trained + rest.trained), torch.stack(whole.trained))
+
+
+@pytest.mark.parametrize("overfit_batches", [2, 0.25])
+@pytest.mark.parametrize("stream", [False, True])
+def test_overfitting_repeats_the_first_steps(make: Make, tmp_path: Path, overfit_batches: float, stream: bool) -> None:
+    # small evaluation batches, because overfit_batches is a share of those too
+    arguments = {"stream": stream, "eval_limit_tokens": 40, "eval_batch_tokens": SEQ_LEN}
+    whole = fit(make(**arguments), tmp_path)
+    model = fit(make(**arguments), tmp_path, overfit_batches=overfit_batches, max_steps=6)
+    assert torch.equal(torch.stack(model.trained), torch.stack(whole.trained[:2] * 3))
+
+
+def test_fast_dev_run(make: Make, tmp_path: Path) -> None:
+    assert len(fit(make(), tmp_path, fast_dev_run=True).trained) == 1
+
+
+def test_no_validation_is_fine_in_fit(make: Make, tmp_path: Path) -> None:
+    model = fit(make(holdout_every=None), tmp_path)
+    assert len(model.trained) == 8
+    assert model.evaluated == []
+
+
+def test_the_stream_leaves_out_held_out_documents(make: Make, source: Files, tokenizer: Tokenizer) -> None:
+    data = make(stream=True, eval_limit_tokens=40)
+    data.setup("fit")
+    tokens = torch.cat([batch["tokens"].flatten() for batch in data.train_dataloader()])
+    region = build_corpus(source, tokenizer, Split(5))["train"].tokens[:].astype("int64")
+    assert torch.equal(tokens, torch.from_numpy(region)[: len(tokens)])
+    assert data.evaluations["validate"][0].n_tokens == 40
+
+
+@pytest.mark.parametrize("function", ["test", "predict", "validate"])
+def test_evaluations_name_their_loaders(make: Make, tmp_path: Path, function: str) -> None:
+    data = make(eval_contexts=[4, 16, 50], eval_batch_tokens=32)
+    model = Recorder()
+    getattr(trainer(tmp_path), function)(model, datamodule=data)
+    evaluations = data.evaluations[function]  # type: ignore[index]
+    contexts = [SEQ_LEN] if function == "validate" else [4, 16, 50]
+    assert [evaluation.context for evaluation in evaluations] == contexts
+    assert len({evaluation.n_tokens for evaluation in evaluations}) == 1
+    for i, evaluation in enumerate(evaluations):
+        batches = [batch for number, batch in model.evaluated if number == i]
+        assert {batch["tokens"].shape for batch in batches} == {(max(1, 32 // evaluation.context), evaluation.context)}
+        assert sum(int((batch["labels"] != IGNORE).sum()) for batch in batches) == evaluation.n_tokens
+        assert evaluation.split == ("validation" if function == "validate" else "test")
+
+
+def test_bytes_of_whole_and_limited_regions(make: Make, tokenizer: Tokenizer, documents: list[str]) -> None:
+    validation = documents[0::5]
+    whole = make()
+    whole.setup("validate")
+    [evaluation] = whole.evaluations["validate"]
+    assert evaluation.n_tokens == sum(len(tokenizer.encode(text)) + 1 for text in validation) - 1
+    # the region begins with a parrot, of which the first token is one byte of four
+    assert evaluation.n_bytes == sum(len(text.encode()) for text in validation) - 1
+    limited = make(eval_limit_tokens=20)
+    limited.setup("validate")
+    ids = np.array([*tokenizer.encode(validation[0]), tokenizer.end_of_text, *tokenizer.encode(validation[1])])
+    [evaluation] = limited.evaluations["validate"]
+    assert (evaluation.n_tokens, evaluation.n_bytes) == (20, tokenizer.count_bytes(ids[1:21]))
+    generous = make(eval_limit_tokens=10**6)
+    generous.setup("validate")
+    assert generous.evaluations == whole.evaluations
+
+
+def test_explicit_sources_replace_held_out_documents(make: Make, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "other.txt").write_text("another text altogether, to be scored")
+    other = Files([str(tmp_path / "other.txt")])
+    data = make(validation=other, holdout_every=None)
+    data.setup("fit")
+    [evaluation] = data.evaluations["validate"]
+    assert (evaluation.corpus, evaluation.split) == (other.label, "validation")
+    assert evaluation.n_tokens == len(tokenizer.encode("another text altogether, to be scored"))
+    data = make(validation=other)
+    data.setup("fit")
+    assert data.evaluations["validate"] == [evaluation]
+    data.setup("test")
+    assert data.evaluations["test"][0].corpus != other.label
+
+
+def test_testing_on_a_source_of_its_own_reads_no_training_documents(make: Make, source: Files) -> None:
+    data = make(source=Files(["nowhere/*.txt"]), test=source)
+    data.prepare_data_per_node = True
+    data.setup("test")
+    assert data.evaluations["test"][0].n_tokens > 0
+
+
+def test_a_tokenizer_trained_on_training_documents_alone(make: Make, source: Files, documents: list[str]) -> None:
+    data = make(tokenizer=TokenizerConfig("train", vocab_size=280))
+    data.prepare_data()
+    data.setup("fit")
+    training = [text for i, text in enumerate(documents) if i % 5 not in (0, 2)]
+    expected = TokenizerConfig("train", vocab_size=280).load(lambda: training, "directly")
+    assert data.tokenizer.fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({"holdout_every": 2}, ["holdout_every must be at least 3, got 2"]),
+        (
+            {"seq_len": 0, "eval_contexts": [4, 0], "num_workers": -1},
+            ["seq_len must be at least 1, got 0", "num_workers must be at least 0, got -1", r"eval_contexts\[1\] must"],
+        ),
+        ({"eval_contexts": []}, ["eval_contexts must name at least one"]),
+        (
+            {"stream": True, "budget": Budget(None, 4), "tokenizer": TokenizerConfig("train", 300)},
+            ["budget.tokens must be stated", "tokenizer.name must name a finished", "eval_limit_tokens must be stated"],
+        ),
+    ],
+)
+def test_bad_arguments_come_together(make: Make, changes: dict[str, object], messages: list[str]) -> None:
+    with pytest.raises(UserError, match=".*; .*".join(messages)):
+        make(**changes)
+
+
+def test_regions_that_are_too_short(make: Make, source: Files) -> None:
+    with pytest.raises(UserError, match=r"validation: \d+ tokens to score are fewer than one window of 9999"):
+        make(seq_len=9999, budget=Budget(9999, 1), holdout_every=5).setup("validate")
+    with pytest.raises(UserError, match="test: 30 tokens to score are fewer than one window of 40"):
+        make(eval_contexts=[10, 40], eval_limit_tokens=30).setup("test")
+    with pytest.raises(UserError, match="training tokens are fewer than one window: seq_len 9999 needs 10000"):
+        make(seq_len=9999, budget=Budget(9999, 1)).setup("fit")
+    with pytest.raises(UserError, match="training tokens are fewer than one optimizer step: it needs 32001"):
+        make(budget=Budget(10**6, 4000)).setup("fit")
+    with pytest.raises(UserError, match="training tokens are fewer than one window"):
+        make(source=replace(source, max_documents=1)).setup("fit")
+
+
+@pytest.mark.parametrize(("stage", "field"), [("validate", "validation"), ("test", "test"), ("predict", "test")])
+def test_nothing_to_evaluate_on(make: Make, stage: str, field: str) -> None:
+    with pytest.raises(UserError, match=rf"nothing to {stage} on: state {field} \(a source\) or holdout_every"):
+        make(holdout_every=None).setup(stage)
+
+
+def test_yaml_makes_it_and_the_saved_yaml_makes_it_again(source: Files, tokenizer_file: str) -> None:
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(PackedText, "data")
+    yaml = f"""
+data:
+  class_path: PackedText
+  init_args:
+    source: {{class_path: Files, init_args: {{files: [{source.files[0]}]}}}}
+    validation: {{class_path: Files, init_args: {{files: [{source.files[0]}], max_documents: 10}}}}
+    tokenizer: {{name: {tokenizer_file}}}
+    seq_len: 8
+    budget: {{tokens: 1e3, global_batch_tokens: 64, micro_batch: 4}}
+"""
+    first = parser.instantiate_classes(parser.parse_string(yaml)).data
+    again = parser.instantiate_classes(parser.parse_string(parser.dump(parser.parse_string(yaml)))).data
+    for data in (first, again):
+        data.setup("fit")
+        assert data.plan == Budget(1000, 8, micro_batch=4).plan(8, 1)
+        assert next(iter(data.train_dataloader()))["tokens"].shape == (2, 4, 8)
+    assert first.evaluations == again.evaluations
