@@ -1,7 +1,7 @@
 """Configurations in Python: pieces and overrides in, a checked model configuration out."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
@@ -31,6 +31,7 @@ def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Co
     """
     from jsonargparse import ActionConfigFile
 
+    from kvpath.analysis.matching import resolve_widths
     from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
     from kvpath.pieces import resolve
     from kvpath.training.module import LanguageModel
@@ -46,11 +47,25 @@ def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Co
         parser.add_argument(f"--{key}", type=Any)
     flags = [flag for piece in pieces for flag in ("-c", str(resolve(piece)))]
     parsed = parser.parse_args([*flags, *overrides])
-    backbone = parser.instantiate_classes(parsed).model.backbone
+    backbone = resolve_widths(parser.instantiate(parsed).model.backbone)
     parsed.pop("config")
     stems = [piece.rsplit("/", 1)[-1].removesuffix(".yaml") for piece in pieces if "attention" in piece]
     name = parsed.name or (stems[-1] if stems else type(backbone.attention).__name__)
     return Config(backbone, name, parsed.as_dict())
+
+
+def backbone_from(values: dict[str, Any]) -> BackboneConfig:
+    """A model configuration from plain values, as checkpoints and configuration files hold it.
+
+    Raises:
+        UserError: naming the key, the value and what would be right.
+    """
+    from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
+
+    allow_choice_by_class()
+    parser = PlainErrorParser()
+    parser.add_class_arguments(BackboneConfig, "backbone")
+    return cast(BackboneConfig, parser.instantiate(parser.parse_object({"backbone": values})).backbone)
 
 
 def build_model(config: Config | BackboneConfig, seed: int = 0) -> Decoder:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from kvpath import pieces
 from kvpath.analysis.audit import Audit, audit, sequences_that_fit
 from kvpath.analysis.drawing import draw
-from kvpath.analysis.matching import refuse_unmatched, resolve_widths
+from kvpath.analysis.matching import refuse_unmatched
 from kvpath.analysis.tables import Cell, format_audits
 from kvpath.config import load_config
 from kvpath.errors import UserError
@@ -89,7 +89,7 @@ def _models(
 def _load(config_pieces: list[str], overrides: list[str], default_name: str) -> tuple[str, BackboneConfig]:
     """The name field, if there is one, goes before the default."""
     config = load_config(*config_pieces, overrides=overrides)
-    return config.values["name"] or default_name, resolve_widths(config.backbone)
+    return config.values["name"] or default_name, config.backbone
 
 
 def saved_config(run: str) -> Path:

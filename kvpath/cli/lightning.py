@@ -15,20 +15,25 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from kvpath.analysis.matching import resolve_widths
 from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
 from kvpath.cli.results import PredictionFile, results_table, write_results
-from kvpath.cli.resume import changes, refuse_changes, stored_config
+from kvpath.cli.resume import changes, refuse_changes, say_conflicts, stored_config
 from kvpath.cli.run_options import Every, Sample
+from kvpath.config import backbone_from
 from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.training.cadence import Cadence
 from kvpath.training.final_validation import FinalValidation
-from kvpath.training.metrics_file import MetricsFile
+from kvpath.training.curves import drop_events_after, write_hyper_parameters
+from kvpath.training.metrics_file import MetricsFile, drop_lines_after, final_metrics
 from kvpath.training.module import LanguageModel
+from kvpath.training.opening import Opening
 from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
+from kvpath.training.stored_config import read_checkpoint, to_plain
 from kvpath.training.watch import Progress, Watch
 
 NOT_STORED = ("config", "run", "ckpt_path", "init_from", "allow", "output", "weights_only", "verbose")
@@ -90,8 +95,8 @@ class KVPathCLI(LightningCLI):
         )
         parser.add_argument("--output", type=str | None, help="Where results go; the run directory by default.")
         parser.add_argument("--peak_flops", type=float | None, help="FLOPs/s of a device, for MFU; measured if null.")
-        parser.add_dataclass_arguments(Every, "every")
-        parser.add_dataclass_arguments(Sample, "sample")
+        parser.add_class_arguments(Every, "every")
+        parser.add_class_arguments(Sample, "sample")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse what was given, and never `sys.argv`."""
@@ -108,10 +113,27 @@ class KVPathCLI(LightningCLI):
             for name, (neutral, instead) in _SETTLED_ELSEWHERE.items()
             if trainer.get(name) not in (None, neutral)
         )
+        self._settle_widths()
+        self._settle_logger()
         self.every: Every = Every(**vars(self._get(self.config, "every")))
         self.cadences = {
             name: Cadence.parse(getattr(self.every, name), f"every.{name}") for name in ("log", "validate", "save")
         }
+
+    def _settle_widths(self) -> None:
+        """Solve `d_ff: match`, so that the stored configuration holds integers."""
+        backbone = self.own.model.backbone
+        if backbone.d_ff == "match":
+            backbone.d_ff = resolve_widths(backbone_from(backbone.as_dict())).d_ff
+
+    def _settle_logger(self) -> None:
+        """A logger's `{run}` stands for the run directory."""
+        loggers = self.own.trainer.logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            arguments = getattr(logger, "init_args", None)
+            for key, value in vars(arguments).items() if arguments is not None else ():
+                if isinstance(value, str) and "{run}" in value:
+                    arguments[key] = value.replace("{run}", self.own.run or ".")
 
     @property
     def own(self) -> Any:
@@ -123,7 +145,7 @@ class KVPathCLI(LightningCLI):
         values = self.own.clone()
         for key in NOT_STORED:
             values.pop(key, None)
-        return self._parser(self.command).dump(values, skip_none=False, skip_validation=True)
+        return self._parser(self.command).dump(values, skip_unset=False, skip_validation=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer, with the loggers and callbacks of a run."""
@@ -151,7 +173,7 @@ class KVPathCLI(LightningCLI):
         if configured is None or configured is True:
             if self.command == "fit":
                 path = self.run_directory.path
-                yield TensorBoardLogger(path, name="", version="tb", default_hp_metric=False)
+                yield TensorBoardLogger(path, name="", version=self.run_directory.curves.name, default_hp_metric=False)
         elif configured is not False:
             yield from configured if isinstance(configured, list) else [configured]
         if self.command == "fit":
@@ -165,6 +187,7 @@ class KVPathCLI(LightningCLI):
         if self.command != "fit":
             return
         assert self.run_directory is not None
+        yield Opening(self.run_directory, self.stored())
         yield Watch(self.every.log, self.own.peak_flops)
         yield TextSample(**vars(self.own.sample), path=self.run_directory.samples)
         yield FinalValidation()
@@ -181,47 +204,39 @@ class KVPathCLI(LightningCLI):
         """Say what will run, refuse what must not change, and open the run directory."""
         run = self.run_directory
         assert run is not None
-        config = self.stored()
         if run.config.exists() and self.own.ckpt_path:
-            refuse_changes(changes(run.config.read_text(encoding="utf-8"), config), self.own.allow)
+            refuse_changes(changes(run.config.read_text(encoding="utf-8"), self.stored()), self.own.allow)
         if self.own.init_from:
             self.model.load_weights(find_checkpoint(self.own.init_from))
             rank_zero_say(f"weights from {self.own.init_from}")
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._open(run, config)
+            self._go_back(run)
         self.started = time.monotonic()
 
     @rank_zero_only
-    def _open(self, run: RunDirectory, config: str) -> None:
-        run.begin(config)
-        if self.own.ckpt_path:
-            step = stored_step(Path(self.own.ckpt_path))
-            for logger in self.trainer.loggers:
-                if isinstance(logger, MetricsFile):
-                    logger.drop_after(step)
-                if isinstance(logger, TensorBoardLogger):
-                    logger._kwargs["purge_step"] = step + 1
-        else:
-            run.metrics.unlink(missing_ok=True)
+    def _go_back(self, run: RunDirectory) -> None:
+        """Drop what an earlier attempt logged after the step that this one begins at."""
+        step = stored_step(Path(self.own.ckpt_path)) if self.own.ckpt_path else 0
+        drop_lines_after(run.metrics, step)
+        drop_lines_after(run.samples, step)
+        drop_events_after(run.curves, step)
 
     def after_fit(self) -> None:
         """Write the summary, and the hyper-parameters with the final metrics."""
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        metrics = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
-        self._summarise(metrics)
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._summarise()
 
     @rank_zero_only
-    def _summarise(self, metrics: dict[str, float]) -> None:
+    def _summarise(self) -> None:
         run = self.run_directory
         assert run is not None
+        metrics = final_metrics(run.metrics)
         plan = self.datamodule.plan
         step = self.trainer.global_step
         hyper_parameters = flatten(self.own.clone().as_dict())
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(hyper_parameters, metrics)
-                logger.save()
+                write_hyper_parameters(logger, hyper_parameters, metrics)
             elif not isinstance(logger, MetricsFile):
                 logger.log_hyperparams(hyper_parameters)
         run.finish(
@@ -239,6 +254,13 @@ class KVPathCLI(LightningCLI):
         rank_zero_say(f"run: {run.path} · checkpoint: {run.last} · curves: tensorboard --logdir {run.path.parent}")
 
     # The others -------------------------------------------------------------------------------------------------------
+
+    def before_validate(self) -> None:
+        """Say where the command line and the checkpoint differ."""
+        stored = read_checkpoint(Path(self.own.ckpt_path))["kvpath"]["backbone"]
+        say_conflicts(stored, to_plain(self.model.backbone))
+
+    before_test = before_predict = before_validate
 
     def after_validate(self) -> None:
         """Print what was found."""
@@ -273,9 +295,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def stored_step(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint was written at."""
-    import torch
-
-    return int(torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)["global_step"])
+    return int(read_checkpoint(checkpoint)["global_step"])
 
 
 def run_lightning(command: str, argv: list[str]) -> int:

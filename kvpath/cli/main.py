@@ -1,5 +1,6 @@
 """The one command."""
 
+import errno
 import os
 import sys
 
@@ -39,6 +40,11 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"kvpath: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"kvpath: error: no space left on the disk{f' for {error.filename}' * bool(error.filename)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

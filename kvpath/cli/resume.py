@@ -27,7 +27,12 @@ GUARDED = {
 
 def changes(before: str, after: str) -> dict[str, tuple[Any, Any]]:
     """The dotted keys whose values differ between two configurations in YAML."""
-    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
+    return differences(yaml.safe_load(before), yaml.safe_load(after))
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ."""
+    old, new = _flat(before), _flat(after)
     return {
         key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
     }
@@ -52,18 +57,21 @@ def refuse_changes(changed: dict[str, tuple[Any, Any]], allowed: list[str]) -> N
     )
 
 
+def say_conflicts(stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """Name what the command line made different from the stored model: it is what is used."""
+    for key, (old, new) in differences(stored, given).items():
+        print(f"model.backbone.{key} is {old} in the checkpoint; {new}, as given, is used", file=sys.stderr)
+
+
 def stored_config(checkpoint: Path) -> Path:
     """The model's configuration that a checkpoint stores, as a YAML file that ends with the process.
 
     Raises:
         UserError: if it stores none.
     """
-    import torch
+    from kvpath.training.stored_config import read_checkpoint
 
-    from kvpath.training.stored_config import check_format
-
-    stored = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True).get("kvpath", {})
-    check_format(stored.get("format_version"))
+    stored = read_checkpoint(checkpoint)["kvpath"]
     folder = tempfile.mkdtemp(prefix="kvpath-")
     path = Path(folder) / "config.yaml"
     path.write_text(yaml.safe_dump({"model": {"backbone": stored["backbone"]}}), encoding="utf-8")

@@ -9,9 +9,11 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from kvpath.training.run_directory import write_whole
+
 
 class MetricsFile(Logger):
-    """Appends {"step": ..., name: value, ...}; a resumed run drops the lines that it will write again."""
+    """Appends {"step": ..., name: value, ...}."""
 
     def __init__(self, path: Path) -> None:
         """Lines go to `path`, each flushed as it is written."""
@@ -49,18 +51,24 @@ class MetricsFile(Logger):
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """They stand in config.yaml."""
 
-    @rank_zero_only
-    def drop_after(self, step: int) -> None:
-        """Remove lines of later steps than `step`, and a last line that a kill cut short."""
-        if self.path.exists():
-            kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            temporary.replace(self.path)
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Remove the lines of later steps than `step`, and a last line that a kill cut short."""
+    if path.exists():
+        kept = [line for line in read_metrics(path) if line["step"] <= step]
+        write_whole(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
+def final_metrics(path: Path) -> dict[str, float]:
+    """The last value of every scalar in a metrics file; of those that are not finite, none."""
+    last: dict[str, Any] = {}
+    for line in read_metrics(path) if path.exists() else []:
+        last.update(line)
+    return {name: value for name, value in last.items() if name not in ("step", "not_finite") and value is not None}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics file."""
+    """All whole lines of a file with one JSON object a line."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
@@ -19,7 +18,7 @@ from kvpath.model.decoder import Decoder
 from kvpath.model.loss import IGNORE, LossSums
 from kvpath.training.optimizer import OptimizerConfig
 from kvpath.training.say import rank_zero_say
-from kvpath.training.stored_config import FORMAT_VERSION, check_format, to_plain
+from kvpath.training.stored_config import FORMAT_VERSION, check_format, read_checkpoint, to_plain
 
 Batch = Mapping[str, Tensor]
 
@@ -104,6 +103,7 @@ class LanguageModel(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Fit the run to its budget: a flag of the Trainer may shorten it, never lengthen it."""
+        self._check_vocabulary()
         if stage == "fit" and (steps := self.planned_steps()) is not None:
             self._describe(steps)
             loop = self.trainer.fit_loop.epoch_loop
@@ -112,7 +112,23 @@ class LanguageModel(LightningModule):
                     f"trainer.max_steps={loop.max_steps} is more than the {steps} steps of data.budget;"
                     " raise data.budget.tokens instead, max_steps can only shorten a run"
                 )
-            loop.max_steps = steps if loop.max_steps == -1 else loop.max_steps
+            wanted = self._limited(steps)
+            loop.max_steps = wanted if loop.max_steps == -1 else min(loop.max_steps, wanted)
+
+    def _check_vocabulary(self) -> None:
+        tokenizer = getattr(getattr(self.trainer, "datamodule", None), "tokenizer", None)
+        if tokenizer is not None and tokenizer.vocab_size > self.backbone.vocab_size:
+            raise UserError(
+                f"model.backbone.vocab_size must be at least the tokenizer's {tokenizer.vocab_size},"
+                f" got {self.backbone.vocab_size}"
+            )
+
+    def _limited(self, steps: int) -> int:
+        """`limit_train_batches` ends the run there, where Lightning would only begin another epoch."""
+        limit = self.trainer.limit_train_batches
+        if self.trainer.overfit_batches:  # which sets the other
+            return steps
+        return min(steps, limit if isinstance(limit, int) else round(limit * steps))
 
     def _describe(self, steps: int) -> None:
         """Say what the budget comes to, and warn if much of it is warm-up."""
@@ -120,8 +136,8 @@ class LanguageModel(LightningModule):
         rank_zero_say(self.trainer.datamodule.plan.describe())  # type: ignore[attr-defined]
         rank_zero_say(f"warm-up: {warm_up:,} of {steps:,} steps ({warm_up / steps:.0%})")
         if warm_up > steps / 5:
-            rank_zero_warn(
-                f"more than a fifth of the run is warm-up: optimizer.warmup_steps={warm_up} of {steps} steps"
+            rank_zero_say(
+                f"warning: more than a fifth of the run is warm-up: optimizer.warmup_steps={warm_up} of {steps} steps"
             )
 
     def planned_steps(self) -> int | None:
@@ -238,11 +254,8 @@ class LanguageModel(LightningModule):
             metrics.update({f"{label}/{name}": value for name, value in summary.items()})
             where = {} if known is None else {"corpus": known.corpus, "split": known.split, "context": known.context}
             self.results.append({**where, "tokens": tokens, "bytes": n_bytes, "nll_sum": nll, **summary})
-        # Lightning counts the steps of an evaluation within an epoch from another start: say the optimizer step.
-        self.log_dict(metrics, logger=False)
-        if not self.trainer.sanity_checking:
-            for logger in self.trainer.loggers:
-                logger.log_metrics(metrics, self.global_step)
+        # Unless told, Lightning logs an evaluation within training one step early.
+        self.log_dict({**metrics, "step": float(self.global_step)}, add_dataloader_idx=False)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -252,7 +265,7 @@ class LanguageModel(LightningModule):
         Raises:
             UserError: if they do not fit.
         """
-        stored = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+        stored = read_checkpoint(checkpoint)
         self.configure_model()
         self.on_load_checkpoint(stored)
         self.load_state_dict(stored["state_dict"])

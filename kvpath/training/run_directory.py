@@ -28,6 +28,8 @@ class RunDirectory:
         """Versions, commit, command line: an entry for each attempt."""
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.curves = self.path / "tb"
+        """TensorBoard's event files."""
         self.checkpoints = self.path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"
         self.summary = self.path / "summary.json"

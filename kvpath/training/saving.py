@@ -86,7 +86,11 @@ class Saving(Checkpoint):
             return
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            trainer.save_checkpoint(path, weights_only=False)
+            temporary = path.with_suffix(".tmp")
+            trainer.save_checkpoint(temporary, weights_only=False)
+            # Lightning moves the file here from TMPDIR: on another disk, a kill would leave half of it.
+            if trainer.is_global_zero:
+                temporary.replace(path)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

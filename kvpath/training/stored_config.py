@@ -1,7 +1,11 @@
 """Configurations as plain values, for files that must load without running code, and the version of our formats."""
 
+import pickle
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from kvpath.attention.output import OutputProjection
 from kvpath.attention.strategy import AttentionStrategy
@@ -21,6 +25,21 @@ def check_format(version: object) -> None:
         raise UserError("the checkpoint holds no kvpath format_version: it was not written by kvpath")
     if version != FORMAT_VERSION:
         raise UserError(f"the checkpoint has format_version {version}; this kvpath reads {FORMAT_VERSION}")
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint file holds, its tensors mapped; nothing in it is run.
+
+    Raises:
+        UserError: if it is damaged, no checkpoint, or of another format.
+    """
+    try:
+        stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise UserError(f"{path} is damaged, or no checkpoint of kvpath: {reason}") from error
+    check_format(stored.get("kvpath", {}).get("format_version") if isinstance(stored, dict) else None)
+    return dict(stored)
 
 
 def to_plain(value: Any) -> Any:

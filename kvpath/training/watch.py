@@ -30,6 +30,8 @@ from kvpath.training.metrics_file import MetricsFile
 from kvpath.training.module import LanguageModel, Step
 from kvpath.training.say import rank_zero_say
 
+BY_TOKENS = "train/loss_by_tokens"
+
 
 class Watch(Callback):
     """Logs the scalars above at a cadence of its own, to every logger of the Trainer."""
@@ -89,7 +91,7 @@ class Watch(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
             if not isinstance(logger, MetricsFile):
-                logger.log_metrics({"train/loss_by_tokens": loss}, step * self._tokens_per_step)
+                logger.log_metrics({BY_TOKENS: loss}, step * self._tokens_per_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time spent in validation is not training's."""
