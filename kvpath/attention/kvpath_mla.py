@@ -1,4 +1,4 @@
-"""KVPath-MLA (KVPath, eqs. 12 and 13): one alpha latent a path, read by each layer in its own way, beside its deltas."""
+"""KVPath-MLA (KVPath, eqs. 12 and 13): one alpha latent a path, which each layer reads in its own way, and deltas."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
 from kvpath.cli.results import PredictionFile, results_table, write_results
 from kvpath.cli.resume import changes, refuse_changes, say_conflicts, stored_config
 from kvpath.cli.run_options import Every, Sample
+from kvpath.cli.stages import tokens_seen
 from kvpath.config import backbone_from
 from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
@@ -33,7 +34,7 @@ from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
-from kvpath.training.stored_config import read_checkpoint, to_plain
+from kvpath.training.stored_config import read_checkpoint, stored_step, to_plain
 from kvpath.training.watch import Progress, Watch
 
 NOT_STORED = ("config", "run", "ckpt_path", "init_from", "allow", "output", "weights_only", "verbose")
@@ -114,6 +115,7 @@ class KVPathCLI(LightningCLI):
             if trainer.get(name) not in (None, neutral)
         )
         self._settle_widths()
+        self._settle_start()
         self._settle_logger()
         self.every: Every = Every(**vars(self._get(self.config, "every")))
         self.cadences = {
@@ -125,6 +127,12 @@ class KVPathCLI(LightningCLI):
         backbone = self.own.model.backbone
         if backbone.d_ff == "match":
             backbone.d_ff = resolve_widths(backbone_from(backbone.as_dict())).d_ff
+
+    def _settle_start(self) -> None:
+        """A stage goes on in the data where the run it takes its weights from ended, unless told otherwise."""
+        own = self.own
+        if own.init_from and own.data.start_tokens is None:
+            own.data.start_tokens = tokens_seen(own.init_from, own.data.as_dict())
 
     def _settle_logger(self) -> None:
         """A logger's `{run}` stands for the run directory."""
@@ -291,11 +299,6 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def stored_step(checkpoint: Path) -> int:
-    """The optimizer step that a checkpoint was written at."""
-    return int(read_checkpoint(checkpoint)["global_step"])
 
 
 def run_lightning(command: str, argv: list[str]) -> int:

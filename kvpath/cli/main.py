@@ -11,6 +11,7 @@ COMMANDS = {
     "validate": "evaluate a trained model on the validation set",
     "test": "perplexity of a trained model per corpus and context",
     "predict": "write the likelihood of every token of the test set",
+    "series": "run the stages of a study in order",
     "audit": "parameters, FLOPs and cache of a configuration, before any training",
     "configs": "list, print or copy the shipped configuration pieces",
 }
@@ -70,6 +71,10 @@ def _dispatch(argv: list[str]) -> int:
         from kvpath.cli.audit import audit_command
 
         return audit_command(rest)
+    if command == "series":
+        from kvpath.cli.series import series
+
+        return series(rest)
     if command in ("fit", "validate", "test", "predict"):
         from kvpath.cli.lightning import run_lightning
         from kvpath.pieces import resolve_argv

@@ -17,6 +17,8 @@ GUARDED = {
         "data.seq_len",
         "data.holdout_every",
         "data.seed",
+        "data.shuffle_block",
+        "data.start_tokens",
         "data.stream",
         "data.budget.global_batch",
     ),

@@ -10,7 +10,7 @@ from kvpath.data.budget import Budget, Plan
 from kvpath.data.cache import digest
 from kvpath.data.corpus import Region, Split, TokenCorpus, build_corpus
 from kvpath.data.loaders import EvaluationSchedule, StepLoader, TrainingSchedule
-from kvpath.data.order import Order
+from kvpath.data.order import BlockOrder
 from kvpath.data.packing import TokenRun, Windows
 from kvpath.data.sources import Source
 from kvpath.data.stream import StreamLoader
@@ -67,6 +67,10 @@ class PackedText(pl.LightningDataModule):
         eval_batch_tokens: tokens in an evaluation batch (at least one window).
         eval_limit_tokens: evaluate on the first so many tokens of a region; null is all of it.
         seed: of the order of training windows.
+        shuffle_block: training windows are shuffled in blocks of so many tokens, a multiple of seq_len; null is seq_len.
+            Stages that state the same block see one stream of tokens, whatever their seq_len.
+        start_tokens: tokens of that stream to pass over; null is none, or with init_from those that its run has seen.
+        repeat: begin another epoch when the data ends before the budget; false refuses.
         num_workers: processes that read ahead, per loader.
         stream: tokenise while training instead of once before: for sources too large to keep. Windows come in the
             order of the source, and a resume reads again all that came before: exact, but slow.
@@ -85,6 +89,9 @@ class PackedText(pl.LightningDataModule):
         eval_batch_tokens: int = 8192,
         eval_limit_tokens: int | None = None,
         seed: int = 0,
+        shuffle_block: int | None = None,
+        start_tokens: int | None = None,
+        repeat: bool = True,
         num_workers: int = 0,
         stream: bool = False,
     ) -> None:
@@ -99,6 +106,9 @@ class PackedText(pl.LightningDataModule):
         self.eval_batch_tokens = eval_batch_tokens
         self.eval_limit_tokens = eval_limit_tokens
         self.seed = seed
+        self.shuffle_block = seq_len if shuffle_block is None else shuffle_block
+        self.start_tokens = start_tokens or 0
+        self.repeat = repeat
         self.num_workers = num_workers
         self.stream = stream
         UserError.raise_all(self._problems())
@@ -111,6 +121,7 @@ class PackedText(pl.LightningDataModule):
     def _problems(self) -> list[str]:
         at_least = {
             "seq_len": (self.seq_len, 1),
+            "start_tokens": (self.start_tokens, 0),
             "holdout_every": (self.holdout_every, 3),
             "eval_batch_tokens": (self.eval_batch_tokens, 1),
             "eval_limit_tokens": (self.eval_limit_tokens, 1),
@@ -122,6 +133,8 @@ class PackedText(pl.LightningDataModule):
             for name, (value, least) in at_least.items()
             if value is not None and value < least
         ]
+        if self.seq_len > 0 and (self.shuffle_block < 1 or self.shuffle_block % self.seq_len):
+            problems.append(f"shuffle_block must be a multiple of seq_len {self.seq_len}, got {self.shuffle_block}")
         if not self.eval_contexts:
             problems.append("eval_contexts must name at least one context length, got []")
         if self.stream:
@@ -162,9 +175,17 @@ class PackedText(pl.LightningDataModule):
         """Batches of whole optimizer steps: ``tokens`` and ``labels`` (A, M, T)."""
         if self.stream:
             return StreamLoader(
-                self.source, self.tokenizer, self._split, self.plan, self._rank, self._steps_ahead, self.num_workers
+                self.source,
+                self.tokenizer,
+                self._split,
+                self.plan,
+                self._rank,
+                self._steps_ahead,
+                self.num_workers,
+                self.start_tokens,
+                self.repeat,
             )
-        order = Order(self._training_windows.n_windows, self.seed)
+        order = self._order(self._training_windows)
         schedule = TrainingSchedule(self.plan, order, self._rank, self._steps_ahead)
         return StepLoader(self._training_windows, schedule, self.num_workers)
 
@@ -179,6 +200,12 @@ class PackedText(pl.LightningDataModule):
     def predict_dataloader(self) -> list[StepLoader]:
         """One loader for each of ``evaluations["predict"]``: (M, context)."""
         return self._evaluation_loaders("predict")
+
+    def _order(self, windows: Windows) -> BlockOrder:
+        per_block = self.shuffle_block // self.seq_len
+        # A stage before may have ended within a window of this one's length: go on with the next whole window.
+        start = -(-self.start_tokens // self.seq_len)
+        return BlockOrder(windows.n_windows, per_block, self.seed, start)
 
     @property
     def _split(self) -> Split:
@@ -236,9 +263,19 @@ class PackedText(pl.LightningDataModule):
         where = f"source {corpus.manifest.label}: its {n_tokens} training tokens are fewer than"
         if windows.n_windows == 0:
             raise UserError(f"{where} one window: seq_len {self.seq_len} needs {self.seq_len + 1}")
+        if windows.n_windows * self.seq_len < self.shuffle_block:
+            raise UserError(f"{where} one shuffle_block of {self.shuffle_block}")
         self.plan = self.budget.plan(self.seq_len, self._world_size, n_tokens)
         if windows.n_windows < self.plan.sequences_per_step:
             raise UserError(f"{where} one optimizer step: it needs {self.plan.tokens_per_step + 1}")
+        order = self._order(windows)
+        last = self.plan.steps * self.plan.sequences_per_step - 1
+        if order.epoch(last) > 0 and not self.repeat:
+            raise UserError(
+                f"source {corpus.manifest.label} ends before budget.tokens {self.plan.tokens}"
+                f" (after start_tokens {self.start_tokens} there are {order.n * self.seq_len - self.start_tokens} left);"
+                " repeat: true begins a second epoch"
+            )
         self._training_windows = windows
 
     def _set_up_evaluation(self, stage: EvaluationStage, corpus: TokenCorpus | None, contexts: list[int]) -> None:

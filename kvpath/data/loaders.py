@@ -1,5 +1,6 @@
 """Batches of a tokenised corpus: which windows go into which batch of which rank, and the loader that fetches them."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kvpath.data.budget import Plan
-from kvpath.data.order import Order
+from kvpath.data.order import BlockOrder
 from kvpath.data.packing import Windows
 
 Batch = dict[str, Tensor]
@@ -40,7 +41,7 @@ class TrainingSchedule:
     """
 
     plan: Plan
-    order: Order
+    order: BlockOrder
     rank: int
     steps: Callable[[], range]
 
@@ -48,7 +49,9 @@ class TrainingSchedule:
         return self.plan.steps
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        return map(self.windows_of, self.steps())
+        for step in self.steps():
+            self._say_if_an_epoch_begins(step)
+            yield self.windows_of(step)
 
     def windows_of(self, step: int) -> NDArray[np.int64]:
         """Windows of ``step`` for this rank, (accumulation, micro_batch)."""
@@ -56,6 +59,11 @@ class TrainingSchedule:
         first = step * plan.sequences_per_step + self.rank * plan.sequences_per_rank
         positions = np.arange(first, first + plan.sequences_per_rank, dtype=np.int64)
         return self.order.index(positions).reshape(plan.accumulation, plan.micro_batch)
+
+    def _say_if_an_epoch_begins(self, step: int) -> None:
+        first, end = (self.order.epoch(s * self.plan.sequences_per_step) for s in (step, step + 1))
+        if self.rank == 0 and first != end:
+            print(f"epoch {end + 1} of the training data begins with step {step + 1}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

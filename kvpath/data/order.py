@@ -51,6 +51,36 @@ class Order:
         return (left << self._half_bits) | right
 
 
+class BlockOrder:
+    """Windows in shuffled blocks of a fixed number of tokens: the same stream of tokens at every context length.
+
+    Within a block windows follow each other. Windows beyond the last whole block are left out.
+
+    Args:
+        n_windows: number of windows of the corpus.
+        per_block: windows in a block, at least 1; 1 shuffles windows.
+        seed: another seed, another order.
+        start: windows at the front of the stream that are passed over.
+    """
+
+    def __init__(self, n_windows: int, per_block: int, seed: int, start: int = 0) -> None:
+        self._blocks, self._per_block, self._start = Order(n_windows // per_block, seed), per_block, start
+
+    @property
+    def n(self) -> int:
+        """Windows in an epoch."""
+        return self._blocks.n * self._per_block
+
+    def index(self, position: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The windows at these positions, counted from where the stream starts; of the same shape."""
+        block, place = np.divmod(position.astype(np.int64) + self._start, self._per_block)
+        return self._blocks.index(block) * self._per_block + place
+
+    def epoch(self, position: int) -> int:
+        """The epoch of the window at this position, from 0."""
+        return (position + self._start) // self.n
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scatter 64 bits over 64 bits, one to one (the finaliser of splitmix64)."""
     x = x + np.uint64(_GOLDEN)

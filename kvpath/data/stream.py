@@ -1,5 +1,7 @@
 """Training batches from a source too large to keep: tokenised and packed while it is read."""
 
+import itertools
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -29,6 +31,8 @@ class StreamLoader:
         rank: this rank.
         steps: the steps still to run, asked for at the start of each iteration.
         num_workers: processes that read ahead, each taking every so many steps.
+        start_tokens: tokens at the front that are passed over.
+        repeat: begin again when the documents end; otherwise that is an error.
     """
 
     def __init__(
@@ -40,15 +44,27 @@ class StreamLoader:
         rank: int,
         steps: Callable[[], range],
         num_workers: int = 0,
+        start_tokens: int = 0,
+        repeat: bool = True,
     ) -> None:
         self._source, self._tokenizer, self._split = source, tokenizer, split
         self._plan, self._rank, self._steps, self._num_workers = plan, rank, steps, num_workers
+        self._start_tokens, self._repeat = start_tokens, repeat
 
     def __len__(self) -> int:
         return self._plan.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        dataset = _StepStream(self._source, self._tokenizer, self._split, self._plan, self._rank, self._steps())
+        dataset = _StepStream(
+            self._source,
+            self._tokenizer,
+            self._split,
+            self._plan,
+            self._rank,
+            self._steps(),
+            self._start_tokens,
+            self._repeat,
+        )
         return iter_batches(dataset, self._num_workers)
 
     # Lightning warns of a loader without these two when a run resumes.
@@ -61,9 +77,20 @@ class StreamLoader:
 
 
 class _StepStream(IterableDataset[Batch]):
-    def __init__(self, source: Source, tokenizer: Tokenizer, split: Split, plan: Plan, rank: int, steps: range) -> None:
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: Tokenizer,
+        split: Split,
+        plan: Plan,
+        rank: int,
+        steps: range,
+        start_tokens: int,
+        repeat: bool,
+    ) -> None:
         self._source, self._tokenizer, self._split = source, tokenizer, split
         self._plan, self._rank, self._steps = plan, rank, steps
+        self._start_tokens, self._repeat = start_tokens, repeat
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -90,7 +117,10 @@ class _StepStream(IterableDataset[Batch]):
         n = self._plan.tokens_per_step
         waiting: list[NDArray[np.int64]] = []
         n_waiting = 0
+        skip = self._start_tokens
         for ids in self._documents_for_ever():
+            if skip:
+                skip, ids = max(0, skip - len(ids)), ids[skip:]
             waiting.append(ids)
             n_waiting += len(ids)
             if n_waiting > n:
@@ -101,7 +131,14 @@ class _StepStream(IterableDataset[Batch]):
                 waiting, n_waiting = [tokens], len(tokens)
 
     def _documents_for_ever(self) -> Iterator[NDArray[np.int64]]:
-        while True:
+        for epoch in itertools.count(1):
+            if epoch > 1 and not self._repeat:
+                raise UserError(
+                    f"source {self._source.label} ends before data.budget.tokens {self._plan.tokens};"
+                    " data.repeat: true begins a second epoch"
+                )
+            if epoch > 1 and self._rank == 0:
+                print(f"epoch {epoch} of the training data begins", file=sys.stderr, flush=True)
             found = False
             for texts in in_batches(self._split.documents(self._source, "train")):
                 found = True

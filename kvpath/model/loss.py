@@ -21,7 +21,7 @@ class LossSums(NamedTuple):
     nll: Tensor
     """float64: the negative log-likelihoods alone, in nats; no gradient."""
 
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
     """int64: how many positions were scored."""
 
 

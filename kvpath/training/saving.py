@@ -67,6 +67,11 @@ class Saving(Checkpoint):
         if trainer.global_step != self._saved_step:
             self._save(trainer, self.last)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """A run that ends by the user's mistake, such as data that is used up, keeps what it has learnt."""
+        if isinstance(exception, UserError) and self._saved_step not in (-1, trainer.global_step):
+            self._save(trainer, self.last)
+
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
         return {"best": self.best}

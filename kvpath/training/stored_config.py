@@ -55,3 +55,8 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     return value
+
+
+def stored_step(path: Path) -> int:
+    """The optimizer step that a checkpoint was written at."""
+    return int(read_checkpoint(path)["global_step"])

@@ -47,9 +47,7 @@ def rope(x_THD: Tensor) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-def attention(
-    q_THD: Tensor, k_SGD: Tensor, v_SGV: Tensor, visible: Callable[[int, int], bool] = sees
-) -> Tensor:
+def attention(q_THD: Tensor, k_SGD: Tensor, v_SGV: Tensor, visible: Callable[[int, int], bool] = sees) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, (T, H * V); query head h is served by key/value head h // (H / G)."""
     n_queries, n_heads, dim = q_THD.shape
     n_kv_heads = k_SGD.shape[1]
@@ -104,9 +102,7 @@ def assert_equal_to_equations(case: Case, attention_of: Callable[[BackboneConfig
     weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     expected = torch.stack([decoder(weights, model.config, row, attention_of(model.config)) for row in tokens_BT])
     log_shares = expected - expected.exp().sum(-1, keepdim=True).log()
-    scored = [
-        -log_shares[b, t, labels_BT[b, t]] for b in range(2) for t in range(7) if int(labels_BT[b, t]) != IGNORE
-    ]
+    scored = [-log_shares[b, t, labels_BT[b, t]] for b in range(2) for t in range(7) if int(labels_BT[b, t]) != IGNORE]
     loss = torch.stack(scored).sum()
     loss.backward()
 
@@ -114,4 +110,4 @@ def assert_equal_to_equations(case: Case, attention_of: Callable[[BackboneConfig
     assert_close(logits, expected, atol=1e-10, rtol=0)
     assert_close(sums.total, loss, atol=1e-10, rtol=0)
     for name, parameter in model.named_parameters():
-        assert_close(parameter.grad, weights[name].grad, atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(parameter.grad, weights[name].grad, atol=1e-10, rtol=0, msg=name)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvpath.attention.context import Context, History
 from kvpath.attention.gqa import GQA
-from kvpath.attention.layout import Heads, Read, Slot
+from kvpath.attention.layout import Read, Slot
 from kvpath.attention.product import Segment, attend
 from kvpath.attention.strategy import Backbone, split_heads
 
@@ -129,9 +129,7 @@ class LocalHistory(GQA):
             return slots
         source = self.source(layer)
         origin = None if source == layer else (source, "source")
-        local = {
-            f"{name}_local": replace(slot, window=self.window, formed_from=origin) for name, slot in slots.items()
-        }
+        local = {f"{name}_local": replace(slot, window=self.window, formed_from=origin) for name, slot in slots.items()}
         passed_on = {"source": Slot(1, self.d_source, cached=False, over="new")} if source == layer else {}
         return {**(slots if layer == self.middle else {}), **local, **passed_on}
 

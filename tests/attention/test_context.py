@@ -16,12 +16,19 @@ from tests.cases import Case
 LAYOUT = Case("", WindowedGQA(n_heads=1, n_kv_heads=1, head_dim=4, window=3), n_layers=2).config().layout()
 """Layer 0 has a window of 3, layer 1 none."""
 
-DOCUMENTS = Index(torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]), documents=torch.tensor([[0] * 2 + [1] * 3 + [2], [0] * 6]))
+DOCUMENTS = Index(
+    torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]), documents=torch.tensor([[0] * 2 + [1] * 3 + [2], [0] * 6])
+)
 PADDED = Index(
     torch.tensor([[0, 0, 0, 0, 1, 2], [0, 1, 2, 3, 4, 5], [0] * 6]),
     valid=torch.tensor([[False] * 3 + [True] * 3, [True] * 6, [False] * 6]),
 )
-INDICES = {"plain": Index.start(6), "offset": Index(torch.arange(4, 10)[None]), "documents": DOCUMENTS, "padded": PADDED}
+INDICES = {
+    "plain": Index.start(6),
+    "offset": Index(torch.arange(4, 10)[None]),
+    "documents": DOCUMENTS,
+    "padded": PADDED,
+}
 
 
 def expected_mask(queries: Index, keys: Index, window: int | None) -> Tensor:

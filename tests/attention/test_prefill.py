@@ -14,9 +14,7 @@ def layout_of(attention: LocalHistory | RunningState | SharedUpper | WindowedGQA
 
 def local_history(upper: int, window: int, share: int) -> Layout:
     """One lower layer, then `upper` ones."""
-    local = LocalHistory(
-        n_heads=1, n_kv_heads=1, head_dim=2, window=window, middle=1, share=share, d_source=4
-    )
+    local = LocalHistory(n_heads=1, n_kv_heads=1, head_dim=2, window=window, middle=1, share=share, d_source=4)
     return layout_of(local, 1 + upper)
 
 

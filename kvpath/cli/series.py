@@ -1,0 +1,146 @@
+"""`kvpath series run FILE`: the stages of a study in order, each from the weights of the one before.
+
+A series file says where the stages go, the pieces that all share, and the pieces of each stage:
+
+    run: runs/concat
+    pieces: [model/98m, attention/kvpath_concat, data/fineweb_edu]
+    stages:
+      - {name: 2k, pieces: [stage/2k]}
+      - {name: 8k, pieces: [stage/8k]}
+
+Stage `2k` is trained in `runs/concat/2k`. What is done is not done again; a stage that was killed goes on.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvpath import pieces
+from kvpath.errors import UserError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a series."""
+
+    name: str
+    pieces: list[str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Stages in order."""
+
+    run: str
+    """Directory under which each stage has its run directory."""
+
+    pieces: list[str]
+    """What all stages share."""
+
+    stages: list[Stage]
+
+    @classmethod
+    def read(cls, path: Path) -> "Series":
+        """Read and check a series file.
+
+        Raises:
+            UserError: every problem found, each naming the field and the value.
+        """
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"series {path}: {' '.join(str(error).split())}") from error
+        UserError.raise_all(f"series {path}: {problem}" for problem in _problems(values))
+        return cls(values["run"], values.get("pieces", []), [Stage(**stage) for stage in values["stages"]])
+
+
+def _problems(values: Any) -> Iterator[str]:
+    if not isinstance(values, dict):
+        yield f"must hold run, pieces and stages, got {type(values).__name__}"
+        return
+    yield from _unknown(values, Series, "")
+    if not isinstance(values.get("run"), str):
+        yield f"run must be a directory, got {values.get('run')!r}"
+    yield from _not_pieces(values.get("pieces", []), "pieces")
+    stages = values.get("stages")
+    if not isinstance(stages, list) or not stages:
+        yield f"stages must be a list of at least one stage, got {stages!r}"
+        return
+    for index, stage in enumerate(stages):
+        if not isinstance(stage, dict) or not isinstance(stage.get("name"), str) or "pieces" not in stage:
+            yield f"stages[{index}] must have a name and pieces, got {stage!r}"
+            continue
+        yield from _unknown(stage, Stage, f"stages[{index}].")
+        yield from _not_pieces(stage["pieces"], f"stages[{index}].pieces")
+    names = [stage.get("name") for stage in stages if isinstance(stage, dict)]
+    if len(set(names)) < len(names):
+        yield f"stages must have different names, got {names}"
+
+
+def _unknown(values: dict[str, Any], kind: type, prefix: str) -> Iterator[str]:
+    known = [field.name for field in fields(kind)]
+    for key in values:
+        if key not in known:
+            yield f"{prefix}{key} is not a key; there are {', '.join(known)}"
+
+
+def _not_pieces(value: Any, field: str) -> Iterator[str]:
+    if not isinstance(value, list) or not all(isinstance(piece, str) for piece in value):
+        yield f"{field} must be a list of pieces, got {value!r}"
+
+
+def series(argv: list[str]) -> int:
+    """Run `kvpath series` with the arguments after the subcommand; gives the exit code.
+
+    Raises:
+        UserError: if the series file is wrong, or a piece is not there.
+    """
+    parser = argparse.ArgumentParser(
+        prog="kvpath series",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Other options override the configuration of every stage, such as --trainer.devices 8.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("action", choices=["run", "plan"], help="run the stages, or print their commands")
+    parser.add_argument("file", type=Path, help="the series file")
+    arguments, overrides = parser.parse_known_args(argv)
+    study = Series.read(arguments.file)
+    before: Path | None = None
+    for stage in study.stages:
+        directory = Path(study.run) / stage.name
+        command = _command(study, stage, directory, before, overrides)
+        if arguments.action == "plan":
+            print(" ".join(["kvpath", *command]))
+        elif finished(directory):
+            print(f"{directory}: done", file=sys.stderr)
+        else:
+            # A process of its own, so that launchers can start it anew on every rank.
+            code = subprocess.run([sys.executable, "-m", "kvpath", *command], check=False).returncode
+            if code:
+                print(f"{directory}: ended with exit code {code}", file=sys.stderr)
+                return code
+        before = directory
+    return 0
+
+
+def _command(study: Series, stage: Stage, directory: Path, before: Path | None, overrides: list[str]) -> list[str]:
+    configs = [f"-c={pieces.resolve(piece)}" for piece in [*study.pieces, *stage.pieces]]
+    start = [f"--init_from={before}"] if before is not None else []
+    return ["fit", *configs, f"--run={directory}", "--ckpt_path=last", *start, *overrides]
+
+
+def finished(directory: Path) -> bool:
+    """Whether a run reached the last step that its budget states."""
+    summary = directory / "summary.json"
+    if not summary.exists():
+        return False
+    values = json.loads(summary.read_text(encoding="utf-8"))
+    return bool(values["step"] >= values["planned_steps"])
