@@ -53,7 +53,10 @@ def table(runs: dict[str, Path]) -> str:
         rows.append([name, "", "", "", "", "", f"{bits:.3f}", f"{bits:.3f}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     )
 

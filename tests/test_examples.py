@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_plain_trainer_learns() -> None:
 
 
 @pytest.fixture
-def documented_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def documented_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The strategy and the YAML of docs/add_a_strategy.md, in a folder of their own, with a corpus beside them."""
     page = (ROOT / "docs" / "add_a_strategy.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -157,10 +157,10 @@ class Context:
         return self.store.append(self.layer, name, new_BTHD)
 
     def received(self, read: tuple[Tensor, ...]) -> tuple[History, ...]:
-        """What this layer reads, in the order of its layout's reads and cut to their columns, and where it stands."""
+        """What this layer reads, in the order of its layout's reads, with where it stands."""
         return tuple(
             History(
-                values if entry.columns is None else values[..., slice(*entry.columns)],
+                values,
                 self._index(entry.owner, entry.name, values.shape[1]),
                 self.layout.slot(entry.owner, entry.name).window,
             )

@@ -25,8 +25,8 @@ from kvpath.config import backbone_from
 from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.training.cadence import Cadence
-from kvpath.training.final_validation import FinalValidation
 from kvpath.training.curves import drop_events_after, write_hyper_parameters
+from kvpath.training.final_validation import FinalValidation
 from kvpath.training.metrics_file import MetricsFile, drop_lines_after, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
@@ -139,7 +139,9 @@ class KVPathCLI(LightningCLI):
         loggers = self.own.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             arguments = getattr(logger, "init_args", None)
-            for key, value in vars(arguments).items() if arguments is not None else ():
+            if arguments is None:
+                continue
+            for key, value in arguments.as_dict().items():
                 if isinstance(value, str) and "{run}" in value:
                     arguments[key] = value.replace("{run}", self.own.run or ".")
 

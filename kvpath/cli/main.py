@@ -45,7 +45,10 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"kvpath: error: no space left on the disk{f' for {error.filename}' * bool(error.filename)}", file=sys.stderr)
+        print(
+            f"kvpath: error: no space left on the disk{f' for {error.filename}' * bool(error.filename)}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         return 130

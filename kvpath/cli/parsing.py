@@ -63,4 +63,5 @@ def known_keys(parser: ArgumentParser) -> set[str]:
 
 
 def _subclasses(kind: type) -> list[type]:
-    return [found for direct in kind.__subclasses__() for found in (direct, *_subclasses(direct))]
+    below: list[type] = kind.__subclasses__()
+    return below + [deeper for one in below for deeper in _subclasses(one)]

@@ -67,8 +67,8 @@ class PackedText(pl.LightningDataModule):
         eval_batch_tokens: tokens in an evaluation batch (at least one window).
         eval_limit_tokens: evaluate on the first so many tokens of a region; null is all of it.
         seed: of the order of training windows.
-        shuffle_block: training windows are shuffled in blocks of so many tokens, a multiple of seq_len; null is seq_len.
-            Stages that state the same block see one stream of tokens, whatever their seq_len.
+        shuffle_block: training windows are shuffled in blocks of so many tokens, a multiple of seq_len; null is
+            seq_len. Stages that state the same block see one stream of tokens, whatever their seq_len.
         start_tokens: tokens of that stream to pass over; null is none, or with init_from those that its run has seen.
         repeat: begin another epoch when the data ends before the budget; false refuses.
         num_workers: processes that read ahead, per loader.
@@ -273,7 +273,7 @@ class PackedText(pl.LightningDataModule):
         if order.epoch(last) > 0 and not self.repeat:
             raise UserError(
                 f"source {corpus.manifest.label} ends before budget.tokens {self.plan.tokens}"
-                f" (after start_tokens {self.start_tokens} there are {order.n * self.seq_len - self.start_tokens} left);"
+                f" (from start_tokens {self.start_tokens} on there are {order.n * self.seq_len - self.start_tokens});"
                 " repeat: true begins a second epoch"
             )
         self._training_windows = windows

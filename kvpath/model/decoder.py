@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kvpath.attention.context import Context, Index, Store
-from kvpath.attention.layout import Layout
+from kvpath.attention.layout import Layout, Read
 from kvpath.attention.prefill import PrefillPlan, prefill_plan
 from kvpath.model.config import BackboneConfig
 from kvpath.model.layers import Embedding, SwiGLU
@@ -132,7 +132,8 @@ class Decoder(nn.Module):
             if plan is not None:
                 x_BTC = x_BTC[:, -plan.inputs[layer] :]
             read = tuple(
-                _trim(held[key.owner, key.name], received.get((layer, key.owner, key.name))) for key in entry.reads
+                _handed(held[key.owner, key.name], key, received.get((layer, key.owner, key.name)))
+                for key in entry.reads
             )
             x_BTC, made = self._call(block, x_BTC, read, context.at(layer))
             for name, values in zip(entry.makes, made, strict=True):
@@ -150,6 +151,8 @@ class Decoder(nn.Module):
         return block(*arguments)
 
 
-def _trim(values: Tensor, length: int | None) -> Tensor:
-    """On a suffix, a state over the new tokens is cut to what its reader needs; a history never is."""
-    return values if length is None else values[:, -length:]
+def _handed(values: Tensor, read: Read, length: int | None) -> Tensor:
+    """Exactly what a reader declared: its columns, and of a state over the new tokens the suffix that it needs."""
+    if length is not None:
+        values = values[:, -length:]
+    return values if read.columns is None else values[..., slice(*read.columns)]

@@ -19,7 +19,8 @@ class FinalValidation(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate inside of fit, so that the other callbacks and the loggers take part."""
         loop = trainer.fit_loop.epoch_loop.val_loop
-        if self._validated_step == trainer.global_step or trainer.overfit_batches or not trainer.enable_validation:
+        overfits = trainer.overfit_batches  # type: ignore[attr-defined]
+        if self._validated_step == trainer.global_step or overfits or not trainer.enable_validation:
             return
         trainer.validating = True
         loop.run()

@@ -38,7 +38,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append one line; a value that is not finite is written as null, which is JSON, with its name in `not_finite`."""
+        """Append one line; a value that is not finite becomes null, as JSON has it, and is named in `not_finite`."""
         values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         broken = sorted(name for name, value in values.items() if not math.isfinite(value))
         line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(broken)}

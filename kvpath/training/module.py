@@ -126,7 +126,7 @@ class LanguageModel(LightningModule):
     def _limited(self, steps: int) -> int:
         """`limit_train_batches` ends the run there, where Lightning would only begin another epoch."""
         limit = self.trainer.limit_train_batches
-        if self.trainer.overfit_batches:  # which sets the other
+        if self.trainer.overfit_batches:  # type: ignore[attr-defined] # which sets the other
             return steps
         return min(steps, limit if isinstance(limit, int) else round(limit * steps))
 
@@ -249,8 +249,9 @@ class LanguageModel(LightningModule):
             # Bytes are those of the whole region: without all of it there are no bits per byte.
             n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
             summary = summarise(nll, tokens, n_bytes)
-            single = known is None or (stage == "validate" and len(self.scores) == 1)
-            label = prefix if single else f"{prefix}/{known.corpus}@{known.context}"
+            label = prefix
+            if known is not None and not (stage == "validate" and len(self.scores) == 1):
+                label = f"{prefix}/{known.corpus}@{known.context}"
             metrics.update({f"{label}/{name}": value for name, value in summary.items()})
             where = {} if known is None else {"corpus": known.corpus, "split": known.split, "context": known.context}
             self.results.append({**where, "tokens": tokens, "bytes": n_bytes, "nll_sum": nll, **summary})

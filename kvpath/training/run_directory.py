@@ -60,7 +60,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def environment() -> dict[str, Any]:
     """What this process runs on."""
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
             packages[name] = version(name)

@@ -36,7 +36,7 @@ class TextSample(Callback):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": trainer.global_step, "text": text}, ensure_ascii=False) + "\n")
         for logger in trainer.loggers:
-            add_text = getattr(logger.experiment, "add_text", None)
+            add_text = getattr(getattr(logger, "experiment", None), "add_text", None)
             if add_text is not None:
                 add_text("sample", text, trainer.global_step)
 

@@ -38,7 +38,9 @@ def reference(batch: dict[str, torch.Tensor]) -> tuple[torch.nn.Module, torch.Te
     """The weights before the step, and the mean loss over all labels of the step, the plain way."""
     model = toy_module().decoder.double()
     logits = model(batch["tokens"].flatten(0, 1))
-    return model, torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE)
+    return model, torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE
+    )
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.01, 1e6])
@@ -110,8 +112,8 @@ def test_switches_leave_losses_and_gradients_as_they_are(
 ) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     data = toy_data(corpus, steps=2)
-    plain, record = fitted(data, precision="64-true")
-    switched, other = fitted(data, toy_module(**{switch: True}), precision="64-true")
+    plain, record = fitted(data, precision="64-true", limit_val_batches=0)
+    switched, other = fitted(data, toy_module(**{switch: True}), precision="64-true", limit_val_batches=0)
     assert other.losses == pytest.approx(record.losses, rel=1e-10)
     assert other.gradient_norms == pytest.approx(record.gradient_norms, rel=1e-8)
     torch.testing.assert_close(weights(switched), weights(plain), rtol=1e-7, atol=1e-9)

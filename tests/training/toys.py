@@ -72,7 +72,9 @@ class Record(Callback):
         self.tokens: list[Tensor] = []
         self.validated: list[int] = []
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
         """Take the step's report."""
         assert isinstance(pl_module, LanguageModel)
         step = outputs["step"]
