@@ -13,6 +13,7 @@ Stage `2k` is trained in `runs/concat/2k`. What is done is not done again; a sta
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,9 +80,9 @@ def _problems(values: Any) -> Iterator[str]:
             continue
         yield from _unknown(stage, Stage, f"stages[{index}].")
         yield from _not_pieces(stage["pieces"], f"stages[{index}].pieces")
-    names = [stage.get("name") for stage in stages if isinstance(stage, dict)]
+    names = [str(stage.get("name")) for stage in stages if isinstance(stage, dict)]
     if len(set(names)) < len(names):
-        yield f"stages must have different names, got {names}"
+        yield f"stages must have different names, got {', '.join(names)}"
 
 
 def _unknown(values: dict[str, Any], kind: type, prefix: str) -> Iterator[str]:
@@ -113,28 +114,33 @@ def series(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, help="the series file")
     arguments, overrides = parser.parse_known_args(argv)
     study = Series.read(arguments.file)
-    before: Path | None = None
-    for stage in study.stages:
-        directory = Path(study.run) / stage.name
-        command = _command(study, stage, directory, before, overrides)
+    # All of them before the first is run: a piece that is missing is not found out days later.
+    commands = list(_commands(study, overrides))
+    for directory, command in commands:
         if arguments.action == "plan":
-            print(" ".join(["kvpath", *command]))
+            print(shlex.join(["kvpath", *command]))
         elif finished(directory):
             print(f"{directory}: done", file=sys.stderr)
-        else:
-            # A process of its own, so that launchers can start it anew on every rank.
-            code = subprocess.run([sys.executable, "-m", "kvpath", *command], check=False).returncode
-            if code:
-                print(f"{directory}: ended with exit code {code}", file=sys.stderr)
-                return code
-        before = directory
+        elif code := _run(command):
+            print(f"{directory}: ended with exit code {code}", file=sys.stderr)
+            return code
     return 0
 
 
-def _command(study: Series, stage: Stage, directory: Path, before: Path | None, overrides: list[str]) -> list[str]:
-    configs = [f"-c={pieces.resolve(piece)}" for piece in [*study.pieces, *stage.pieces]]
-    start = [f"--init_from={before}"] if before is not None else []
-    return ["fit", *configs, f"--run={directory}", "--ckpt_path=last", *start, *overrides]
+def _commands(study: Series, overrides: list[str]) -> Iterator[tuple[Path, list[str]]]:
+    """The run directory and the command of each stage."""
+    start: list[str] = []
+    for stage in study.stages:
+        directory = Path(study.run) / stage.name
+        configs = [f"-c={pieces.resolve(piece)}" for piece in [*study.pieces, *stage.pieces]]
+        yield directory, ["fit", *configs, f"--run={directory}", "--ckpt_path=last", *start, *overrides]
+        start = [f"--init_from={directory}"]
+
+
+def _run(command: list[str]) -> int:
+    """The exit code of a process of its own, so that launchers can start it anew on every rank."""
+    code = subprocess.run([sys.executable, "-m", "kvpath", *command], check=False).returncode
+    return code if code >= 0 else 128 - code  # as shells have it, for a process that a signal ended
 
 
 def finished(directory: Path) -> bool:

@@ -265,16 +265,17 @@ class PackedText(pl.LightningDataModule):
             raise UserError(f"{where} one window: seq_len {self.seq_len} needs {self.seq_len + 1}")
         if windows.n_windows * self.seq_len < self.shuffle_block:
             raise UserError(f"{where} one shuffle_block of {self.shuffle_block}")
-        self.plan = self.budget.plan(self.seq_len, self._world_size, n_tokens)
-        if windows.n_windows < self.plan.sequences_per_step:
-            raise UserError(f"{where} one optimizer step: it needs {self.plan.tokens_per_step + 1}")
         order = self._order(windows)
-        last = self.plan.steps * self.plan.sequences_per_step - 1
-        if order.epoch(last) > 0 and not self.repeat:
+        per_epoch = order.n * self.seq_len
+        self.plan = self.budget.plan(self.seq_len, self._world_size, per_epoch + 1)
+        if order.n < self.plan.sequences_per_step:
+            raise UserError(f"{where} one optimizer step: it needs {self.plan.tokens_per_step + 1}")
+        if order.epoch(self.plan.steps * self.plan.sequences_per_step - 1) > 0 and not self.repeat:
+            left = max(0, per_epoch - self.start_tokens)
             raise UserError(
-                f"source {corpus.manifest.label} ends before budget.tokens {self.plan.tokens}"
-                f" (from start_tokens {self.start_tokens} on there are {order.n * self.seq_len - self.start_tokens});"
-                " repeat: true begins a second epoch"
+                f"source {corpus.manifest.label} ends before data.budget.tokens {self.plan.tokens}: an epoch has"
+                f" {per_epoch}, of which {left} are left after data.start_tokens {self.start_tokens};"
+                " data.repeat: true begins a second epoch"
             )
         self._training_windows = windows
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from kvpath.data.budget import Plan
 from kvpath.data.order import BlockOrder
 from kvpath.data.packing import Windows
+from kvpath.errors import UserError
 
 Batch = dict[str, Tensor]
 """``tokens`` and ``labels``, int64, of the same shape."""
@@ -61,9 +62,10 @@ class TrainingSchedule:
         return self.order.index(positions).reshape(plan.accumulation, plan.micro_batch)
 
     def _say_if_an_epoch_begins(self, step: int) -> None:
-        first, end = (self.order.epoch(s * self.plan.sequences_per_step) for s in (step, step + 1))
-        if self.rank == 0 and first != end:
-            print(f"epoch {end + 1} of the training data begins with step {step + 1}", file=sys.stderr, flush=True)
+        first = step * self.plan.sequences_per_step
+        before, last = self.order.epoch(max(0, first - 1)), self.order.epoch(first + self.plan.sequences_per_step - 1)
+        if self.rank == 0 and before != last:
+            say_epoch(last, step)
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,20 @@ class StepLoader:
         """Nothing."""
 
 
-def iter_batches(dataset: Dataset[Batch], num_workers: int, schedule: Schedule | None = None) -> Iterator[Batch]:
-    """Batches as the dataset makes them, whole, read ahead by workers."""
-    yield from DataLoader(
+def say_epoch(epoch: int, step: int) -> None:
+    """Say that training data comes round again: the epoch and the first step that reads it, both from 0."""
+    print(f"epoch {epoch + 1} of the training data begins in step {step + 1}", file=sys.stderr, flush=True)
+
+
+def iter_batches(
+    dataset: Dataset[Batch | UserError], num_workers: int, schedule: Schedule | None = None
+) -> Iterator[Batch]:
+    """Batches as the dataset makes them, whole, read ahead by workers.
+
+    Raises:
+        UserError: one that the dataset gives instead of a batch. Raised in a worker, it would come with a traceback.
+    """
+    for batch in DataLoader(
         dataset,
         batch_size=None,
         sampler=schedule,
@@ -133,10 +146,13 @@ def iter_batches(dataset: Dataset[Batch], num_workers: int, schedule: Schedule |
         pin_memory=torch.cuda.is_available(),
         # of its own: otherwise each iteration would draw from the global random state
         generator=torch.Generator(),
-    )
+    ):
+        if isinstance(batch, UserError):
+            raise batch
+        yield batch
 
 
-class _WindowDataset(Dataset[Batch]):
+class _WindowDataset(Dataset[Batch | UserError]):
     """Windows by array of numbers: the batch has the array's shape, and then the context."""
 
     def __init__(self, windows: Windows) -> None:

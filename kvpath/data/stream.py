@@ -1,7 +1,6 @@
 """Training batches from a source too large to keep: tokenised and packed while it is read."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kvpath.data.budget import Plan
 from kvpath.data.corpus import Split, encode_documents, in_batches
-from kvpath.data.loaders import Batch, iter_batches
+from kvpath.data.loaders import Batch, iter_batches, say_epoch
 from kvpath.data.sources import Source
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
@@ -76,7 +75,7 @@ class StreamLoader:
         """Nothing."""
 
 
-class _StepStream(IterableDataset[Batch]):
+class _StepStream(IterableDataset[Batch | UserError]):
     def __init__(
         self,
         source: Source,
@@ -92,17 +91,20 @@ class _StepStream(IterableDataset[Batch]):
         self._plan, self._rank, self._steps = plan, rank, steps
         self._start_tokens, self._repeat = start_tokens, repeat
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | UserError]:
         worker = get_worker_info()
         # the loader takes from the workers in turn
         steps = self._steps[worker.id :: worker.num_workers] if worker else self._steps
         if not steps:
             return
-        for step, tokens in enumerate(self._tokens_of_steps()):
-            if step in steps:
-                yield self._own_part(tokens)
-            if step >= steps[-1]:
-                return
+        try:
+            for step, tokens in enumerate(self._tokens_of_steps(says_epochs=worker is None or worker.id == 0)):
+                if step in steps:
+                    yield self._own_part(tokens)
+                if step >= steps[-1]:
+                    return
+        except UserError as error:
+            yield error
 
     def _own_part(self, tokens: NDArray[np.int64]) -> Batch:
         """This rank's batch out of the tokens of a step, (tokens_per_step + 1,)."""
@@ -112,36 +114,38 @@ class _StepStream(IterableDataset[Batch]):
         shape = (plan.accumulation, plan.micro_batch, plan.seq_len)
         return {"tokens": own[:-1].reshape(shape), "labels": own[1:].reshape(shape)}
 
-    def _tokens_of_steps(self) -> Iterator[NDArray[np.int64]]:
+    def _tokens_of_steps(self, says_epochs: bool) -> Iterator[NDArray[np.int64]]:
         """The tokens of each step from the first on, and one more, which is the next step's first."""
         n = self._plan.tokens_per_step
         waiting: list[NDArray[np.int64]] = []
-        n_waiting = 0
+        n_waiting = n_made = 0
         skip = self._start_tokens
-        for ids in self._documents_for_ever():
-            if skip:
-                skip, ids = max(0, skip - len(ids)), ids[skip:]
-            waiting.append(ids)
-            n_waiting += len(ids)
-            if n_waiting > n:
-                tokens = np.concatenate(waiting)
-                while len(tokens) > n:
-                    yield tokens[: n + 1].copy()
-                    tokens = tokens[n:]
-                waiting, n_waiting = [tokens], len(tokens)
-
-    def _documents_for_ever(self) -> Iterator[NDArray[np.int64]]:
-        for epoch in itertools.count(1):
-            if epoch > 1 and not self._repeat:
+        for epoch in itertools.count():
+            step = n_made + n_waiting // n
+            if epoch and not self._repeat:
                 raise UserError(
-                    f"source {self._source.label} ends before data.budget.tokens {self._plan.tokens};"
-                    " data.repeat: true begins a second epoch"
+                    f"source {self._source.label} ends in step {n_made + 1} of {self._plan.steps},"
+                    f" before data.budget.tokens {self._plan.tokens}; data.repeat: true begins a second epoch"
                 )
-            if epoch > 1 and self._rank == 0:
-                print(f"epoch {epoch} of the training data begins", file=sys.stderr, flush=True)
-            found = False
-            for texts in in_batches(self._split.documents(self._source, "train")):
-                found = True
-                yield from encode_documents(self._tokenizer, texts)
-            if not found:
-                raise UserError(f"source {self._source.label}: no document is left to train on")
+            if epoch and not skip and says_epochs and self._rank == 0 and step in self._steps:
+                say_epoch(epoch, step)
+            for ids in self._documents():
+                skip, ids = max(0, skip - len(ids)), ids[skip:]
+                waiting.append(ids)
+                n_waiting += len(ids)
+                if n_waiting > n:
+                    tokens = np.concatenate(waiting)
+                    while len(tokens) > n:
+                        yield tokens[: n + 1].copy()
+                        n_made += 1
+                        tokens = tokens[n:]
+                    waiting, n_waiting = [tokens], len(tokens)
+
+    def _documents(self) -> Iterator[NDArray[np.int64]]:
+        """The tokens of each training document, once through the source."""
+        found = False
+        for texts in in_batches(self._split.documents(self._source, "train")):
+            found = True
+            yield from encode_documents(self._tokenizer, texts)
+        if not found:
+            raise UserError(f"source {self._source.label}: no document is left to train on")
