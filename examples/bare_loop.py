@@ -5,7 +5,7 @@ import sys
 import torch
 
 from kvpath.attention import MLA
-from kvpath.inference import generate
+from kvpath.inference import SamplingConfig, generate
 from kvpath.model import BackboneConfig, Decoder
 
 
@@ -30,7 +30,8 @@ def main(steps: int) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print("after 5, 6, 7 comes", generate(model, [[5, 6, 7]], 5)[0])
+    (row,) = generate(model, [[5, 6, 7]], SamplingConfig(max_new_tokens=5, temperature=0))
+    print("after 5, 6, 7 comes", row.tokens)
     return loss.item()
 
 

@@ -8,10 +8,16 @@ from kvpath.version import __version__
 if TYPE_CHECKING:
     from kvpath.analysis.audit import audit
     from kvpath.config import build_model, load_config
+    from kvpath.inference.load import load
 
-__all__ = ["UserError", "__version__", "audit", "build_model", "load_config"]
+__all__ = ["UserError", "__version__", "audit", "build_model", "load", "load_config"]
 
-_WHERE = {"audit": "kvpath.analysis.audit", "build_model": "kvpath.config", "load_config": "kvpath.config"}
+_WHERE = {
+    "audit": "kvpath.analysis.audit",
+    "build_model": "kvpath.config",
+    "load": "kvpath.inference.load",
+    "load_config": "kvpath.config",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,13 @@
 """Configurations in Python: pieces and overrides in, a checked model configuration out."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from kvpath.data.datamodule import PackedText
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,21 @@ def backbone_from(values: dict[str, Any]) -> BackboneConfig:
     parser = PlainErrorParser()
     parser.add_class_arguments(BackboneConfig, "backbone")
     return cast(BackboneConfig, parser.instantiate(parser.parse_object({"backbone": values})).backbone)
+
+
+def data_from(values: dict[str, Any]) -> "PackedText":
+    """The data from plain values, as configuration files hold it.
+
+    Raises:
+        UserError: naming the key, the value and what would be right.
+    """
+    from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
+    from kvpath.data.datamodule import PackedText
+
+    allow_choice_by_class()
+    parser = PlainErrorParser()
+    parser.add_class_arguments(PackedText, "data")
+    return cast("PackedText", parser.instantiate(parser.parse_object({"data": values})).data)
 
 
 def build_model(config: Config | BackboneConfig, seed: int = 0) -> Decoder:

@@ -40,7 +40,7 @@ def draw(layout: Layout, file: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     _Picture(layout, figure.add_subplot()).draw(title)
     try:
-        figure.savefig(file, dpi=150, format="png")
+        figure.savefig(file, dpi=110, format="png", pil_kwargs={"optimize": True})
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from error
 

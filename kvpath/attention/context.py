@@ -1,6 +1,6 @@
 """What a block needs to know about the pass it is in: positions, what is visible, what is stored."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -41,6 +41,11 @@ class Index:
             return self
         valid, documents = (part[:, -count:] if part is not None else None for part in (self.valid, self.documents))
         return Index(self.positions[:, -count:], valid, documents)
+
+    def part(self, tokens: slice) -> "Index":
+        """Some of the tokens."""
+        valid, documents = (part[:, tokens] if part is not None else None for part in (self.valid, self.documents))
+        return Index(self.positions[:, tokens], valid, documents)
 
     def then(self, new: "Index") -> "Index":
         """These tokens followed by `new` ones."""
@@ -124,6 +129,9 @@ class Context:
     plan: PrefillPlan | None = None
     """How many positions each layer computes; None for all."""
 
+    plain_angles: dict[int, Angles] = field(default_factory=dict)
+    """Cosines and sines of all stored tokens of plain rows, by rotary dimension, as soon as a layer asks for them."""
+
     @classmethod
     def of(
         cls,
@@ -188,8 +196,20 @@ class Context:
         """Rotate keys of all tokens so far, where what is stored is not rotated."""
         if keys.index is self.new:
             return keys._replace(values=self.rotate(keys.values))
-        angles = rotary_angles(keys.index.positions, keys.values.shape[-1], self.rotary_base)
+        angles = self.stored_angles(keys.index, slice(None), keys.values.shape[-1])
         return keys._replace(values=rotate(keys.values, angles))
+
+    def stored_angles(self, keys: Index, part: slice, dim: int) -> Angles:
+        """Cosines and sines of some stored tokens, (B, s, 1, dim / 2).
+
+        Those of plain rows, which are the same for every layer and slot, are made once a pass.
+        """
+        if not keys.plain:
+            return rotary_angles(keys.positions[:, part], dim, self.rotary_base)
+        if dim not in self.plain_angles:
+            self.plain_angles[dim] = rotary_angles(keys.positions, dim, self.rotary_base)
+        cos, sin = self.plain_angles[dim]
+        return cos[:, part], sin[:, part]
 
     def computed(self, x_BTC: Tensor) -> Tensor:
         """The last tokens of `x_BTC` whose output this layer must compute: all but in a prefill of a suffix."""
@@ -208,6 +228,21 @@ class Context:
         if keys is self.new and n_queries == len(keys) and window in self.masks:
             return self.masks[window], False
         return visible(self.new.last(n_queries), keys, window), False
+
+    def visible_tile(self, n_queries: int, rows: slice, keys: Index, part: slice, window: int | None) -> Tensor | bool:
+        """What some rows of the last `n_queries` new tokens see of a part of `keys`: a (B, 1, t, s) mask, all or none.
+
+        Only for a pass with a store, where plain keys end with the new tokens.
+        """
+        if keys.plain and window is None:
+            earlier = len(keys) - n_queries
+            if part.start >= earlier + rows.stop:
+                return False
+            if part.stop <= earlier + rows.start + 1:
+                return True
+        mask = visible(self.new.last(n_queries).part(rows), keys.part(part), window)
+        assert mask is not None
+        return mask
 
     def _angles(self, count: int, dim: int) -> Angles:
         cos, sin = self.angles.get(dim) or rotary_angles(self.new.positions, dim, self.rotary_base)

@@ -1,14 +1,15 @@
 """KVPath-Concat (KVPath, eqs. 4 to 8): one alpha per path, one delta per layer, concatenated."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from kvpath.attention.compact import SplitAttention
 from kvpath.attention.context import Context
 from kvpath.attention.layout import Heads, Read, Slot
 from kvpath.attention.path import PathStrategy
-from kvpath.attention.product import Segment, attend
+from kvpath.attention.product import Product, Segment, attend
 from kvpath.attention.strategy import Backbone, grouping_problems, rotary_problems, split_heads
 
 
@@ -60,6 +61,10 @@ class KVPathConcat(PathStrategy):
         """The attention module of a layer."""
         return ConcatAttention(self, backbone, makes_alpha=self.starts_path(layer))
 
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+        """Scores and sums over alpha and delta apart."""
+        return SplitAttention(attentions[layer])
+
 
 class ConcatAttention(nn.Module):
     """q = [q_alpha || RoPE(q_delta)], k = [k_alpha || RoPE(k_delta)], v = [v_alpha || v_delta] (eq. 8)."""
@@ -76,7 +81,9 @@ class ConcatAttention(nn.Module):
         self.w_delta = backbone.linear(backbone.d_model, 2 * strategy.n_kv_heads * strategy.delta_dim)
         self.w_o = strategy.output.build(strategy.n_heads * strategy.head_dim, backbone)
 
-    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context, product: Product = attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and (k_alpha, v_alpha in a path's first layer,) k_delta, v_delta."""
         h_BTC = self.norm(x_BTC)
         if self.makes_alpha:
@@ -90,6 +97,6 @@ class ConcatAttention(nn.Module):
         q_BTHD = split_heads(self.w_q(context.computed(h_BTC)), self.n_heads)
         q_alpha, q_delta = q_BTHD.split(self.dims, dim=-1)
         segment = Segment(k=(k_alpha, k_delta), v=(v_alpha, v_delta))
-        out = attend([q_alpha, context.rotate(q_delta)], [segment], context)
+        out = product([q_alpha, context.rotate(q_delta)], [segment], context)
         alphas = (k_alpha.values, v_alpha.values) if self.makes_alpha else ()
         return self.w_o(out), (*alphas, k_delta.values, v_delta.values)

@@ -1,13 +1,15 @@
 """KVPath-MLA (KVPath, eqs. 12 and 13): one alpha latent a path, which each layer reads in its own way, and deltas."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvpath.attention.context import Context
+from kvpath.attention.compact import CompactAttention
+from kvpath.attention.context import Context, History
+from kvpath.attention.latent import attend_latent
 from kvpath.attention.layout import Heads, Read, Slot
 from kvpath.attention.path import PathStrategy
 from kvpath.attention.product import Segment, attend
@@ -64,6 +66,12 @@ class KVPathMLA(PathStrategy):
         """The attention module of a layer."""
         return PathLatentAttention(self, backbone, makes_alpha=self.starts_path(layer))
 
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+        """The absorbed form."""
+        plain = attentions[layer]
+        assert isinstance(plain, PathLatentAttention)
+        return CompactPathLatentAttention(plain)
+
 
 class PathLatentAttention(nn.Module):
     """k_alpha, v_alpha = W_up (gain * c / rms(c)); k = [k_alpha || RoPE(k_delta)], v = [v_alpha || v_delta]."""
@@ -85,6 +93,15 @@ class PathLatentAttention(nn.Module):
 
     def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and (alpha in a path's first layer,) k_delta, v_delta."""
+        q_parts, alpha, k_delta, v_delta = self.project(x_BTC, read, context)
+        k_up, v_up = split_heads(self.w_up(self.gain(alpha.values.flatten(2))), 2 * self.n_heads).chunk(2, dim=2)
+        segment = Segment(k=(alpha._replace(values=k_up), k_delta), v=(alpha._replace(values=v_up), v_delta))
+        return self.w_o(attend(q_parts, [segment], context)), self.made(alpha, k_delta, v_delta)
+
+    def project(
+        self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context
+    ) -> tuple[list[Tensor], History, History, History]:
+        """Queries [alpha, delta], the path's latent, and the deltas of keys and values."""
         h_BTC = self.norm(x_BTC)
         if self.makes_alpha:
             c_BTD = self.w_alpha(h_BTC)
@@ -93,16 +110,29 @@ class PathLatentAttention(nn.Module):
             alpha = context.append("alpha", split_heads(c_BTD, 1))
         else:
             (alpha,) = context.received(read)
-        k_up, v_up = split_heads(self.w_up(self.gain(alpha.values.flatten(2))), 2 * self.n_heads).chunk(2, dim=2)
         k, v = split_heads(self.w_delta(h_BTC), 2).chunk(2, dim=2)
         k_delta, v_delta = context.append("k_delta", context.rotate(k)), context.append("v_delta", v)
-
         q_BTHD = split_heads(self.w_q(context.computed(h_BTC)), self.n_heads)
         q_alpha, q_delta = q_BTHD.split(self.dims, dim=-1)
-        segment = Segment(k=(alpha._replace(values=k_up), k_delta), v=(alpha._replace(values=v_up), v_delta))
-        out = attend([q_alpha, context.rotate(q_delta)], [segment], context)
-        made = (alpha.values,) if self.makes_alpha else ()
-        return self.w_o(out), (*made, k_delta.values, v_delta.values)
+        return [q_alpha, context.rotate(q_delta)], alpha, k_delta, v_delta
+
+    def made(self, alpha: History, k_delta: History, v_delta: History) -> tuple[Tensor, ...]:
+        """What this layer made of these."""
+        return (*((alpha.values,) if self.makes_alpha else ()), k_delta.values, v_delta.values)
+
+
+class CompactPathLatentAttention(CompactAttention[PathLatentAttention]):
+    """Absorbed for few queries: the path's latent is met as it is stored, once for keys and values.
+
+    Beyond the cache it holds tiles of scores and, for many queries, of expanded latents.
+    """
+
+    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As the plain module's."""
+        q_parts, alpha, k_delta, v_delta = self.plain.project(x_BTC, read, context)
+        w_up, gain = self.plain.w_up.get_parameter("weight"), self.plain.gain.weight
+        out = attend_latent(q_parts, alpha, w_up, gain, [k_delta], [v_delta], context)
+        return self.plain.w_o(out), self.plain.made(alpha, k_delta, v_delta)
 
 
 class Gain(nn.Module):

@@ -1,16 +1,21 @@
 """KVPath-Residual (KVPath, eqs. 6 to 9): each layer adds an expanded low-dimensional delta to the state before it."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
-from kvpath.attention.context import Context
-from kvpath.attention.layout import Heads, Layout, Read, Slot
+from kvpath.attention.compact import CompactAttention
+from kvpath.attention.context import Context, History
+from kvpath.attention.layout import Heads, LayerLayout, Layout, Read, Slot
 from kvpath.attention.path import PathStrategy
 from kvpath.attention.per_head import PerHeadLinear
 from kvpath.attention.product import Segment, attend
+from kvpath.attention.rotary import rotate
 from kvpath.attention.strategy import Backbone, grouping_problems, rotary_problems, split_heads
+from kvpath.attention.tiles import KeyRange, Rebuilt, attend_in_tiles
 
 
 @dataclass(kw_only=True)
@@ -75,6 +80,31 @@ class KVPathResidual(PathStrategy):
         passes_on = "k" in self.layout(backbone).layers[layer].makes
         return ResidualAttention(self, backbone, makes_alpha=self.starts_path(layer), passes_on=passes_on)
 
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+        """Values in alpha and delta coordinates, keys rebuilt in tiles."""
+        path = [
+            module for module in attentions[self.path_start(layer) : layer + 1] if isinstance(module, ResidualAttention)
+        ]
+        return CompactResidualAttention(path)
+
+    def compact_layout(self, backbone: Backbone) -> Layout:
+        """No state is passed on: a layer reads the alphas and deltas of its path."""
+        stored = [
+            {name: slot for name, slot in entry.makes.items() if slot.cached} for entry in self.layout(backbone).layers
+        ]
+        return Layout(
+            tuple(
+                LayerLayout(
+                    makes,
+                    tuple(
+                        Read(owner, name) for owner in range(self.path_start(layer), layer) for name in stored[owner]
+                    ),
+                    self.heads(layer),
+                )
+                for layer, makes in enumerate(stored)
+            )
+        )
+
 
 class ResidualAttention(nn.Module):
     """k = k_before + U_K k_delta, v = v_before + U_V v_delta; softmax(RoPE(q) RoPE(k)^T / sqrt(d)) v (eqs. 7, 11)."""
@@ -96,18 +126,57 @@ class ResidualAttention(nn.Module):
 
     def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and (k_alpha, v_alpha) or (k_delta, v_delta, and k, v to pass on)."""
-        h_BTC = self.norm(x_BTC)
-        if self.makes_alpha:
-            k_new, v_new = split_heads(self.w_alpha(h_BTC), 2 * self.n_kv_heads).chunk(2, dim=2)
-            k, v = context.append("k_alpha", k_new), context.append("v_alpha", v_new)
-            made: tuple[Tensor, ...] = (k.values, v.values)
-        else:
-            k_new, v_new = split_heads(self.w_delta(h_BTC), 2 * self.n_kv_heads).chunk(2, dim=2)
-            k_delta, v_delta = context.append("k_delta", k_new), context.append("v_delta", v_new)
+        q_BTHD, k, v = self.project(x_BTC, context)
+        made: tuple[Tensor, ...] = (k.values, v.values)
+        if not self.makes_alpha:
             k_before, v_before = context.received(read)
-            k = context.rebuilt(k_before.values + self.u_k(k_delta.values))
-            v = context.rebuilt(v_before.values + self.u_v(v_delta.values))
-            made = (k_delta.values, v_delta.values, *((k.values, v.values) if self.passes_on else ()))
-        q_BTHD = context.rotate(split_heads(self.w_q(context.computed(h_BTC)), self.n_heads))
+            k = context.rebuilt(k_before.values + self.u_k(k.values))
+            v = context.rebuilt(v_before.values + self.u_v(v.values))
+            if self.passes_on:
+                made = (*made, k.values, v.values)
         out = attend([q_BTHD], [Segment(k=(context.rotate_history(k),), v=(v,))], context)
         return self.w_o(out), made
+
+    def project(self, x_BTC: Tensor, context: Context) -> tuple[Tensor, History, History]:
+        """Rotated queries, and what this layer stores: alphas or deltas of keys and values."""
+        h_BTC = self.norm(x_BTC)
+        name, w_kv = ("alpha", self.w_alpha) if self.makes_alpha else ("delta", self.w_delta)
+        k, v = split_heads(w_kv(h_BTC), 2 * self.n_kv_heads).chunk(2, dim=2)
+        q_BTHD = context.rotate(split_heads(self.w_q(context.computed(h_BTC)), self.n_heads))
+        return q_BTHD, context.append(f"k_{name}", k), context.append(f"v_{name}", v)
+
+
+class CompactResidualAttention(CompactAttention[ResidualAttention]):
+    """Values stay apart, out = sum(p v_alpha) + U_V sum(p v_delta) + ...; keys are rebuilt and rotated in tiles.
+
+    It reads the alphas and deltas of its path in place of the state before it. Beyond the cache it holds a tile of
+    keys and of scores, and in a pass over plain rows one table of angles for all layers.
+    """
+
+    def __init__(self, path: Sequence[ResidualAttention]) -> None:
+        super().__init__(path[-1])
+        self._later = tuple(path[1:])
+
+    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As the plain module's, but for the state, which is not passed on."""
+        q_BTHD, k, v = self.plain.project(x_BTC, context)
+        earlier = context.received(read)
+        k_parts = [part.values.transpose(1, 2) for part in (*earlier[::2], k)]
+        wide = torch.promote_types(q_BTHD.dtype, torch.float32)
+        u_k = [layer.u_k.weight.to(wide).mT for layer in self._later]
+
+        def keys(tokens: slice) -> Tensor:
+            k_BGSD, *deltas = (part[:, :, tokens].to(wide) for part in k_parts)
+            for delta, u in zip(deltas, u_k, strict=True):
+                k_BGSD = k_BGSD + delta @ u
+            cos, sin = context.stored_angles(k.index, tokens, k_BGSD.shape[-1])
+            return rotate(k_BGSD, (cos.transpose(1, 2), sin.transpose(1, 2))).transpose(1, 2)
+
+        width = k_parts[0].shape[1] * q_BTHD.shape[-1]
+        values = [part.values for part in (*earlier[1::2], v)]
+        scale = 1 / math.sqrt(q_BTHD.shape[-1])
+        out, *deltas = attend_in_tiles([q_BTHD], [KeyRange([Rebuilt(width, keys)], values, k.index)], context, scale)
+        for layer, delta in zip(self._later, deltas, strict=True):
+            grouped = delta.unflatten(2, (self.plain.n_kv_heads, -1))
+            out = out + torch.einsum("btgri,goi->btgro", grouped, layer.u_v.weight).flatten(2, 3)
+        return self.plain.w_o(out.flatten(2)), (k.values, v.values)

@@ -5,15 +5,16 @@ sees the d features from l * d_delta on. The buffer is stored pair by pair, afte
 one range of columns; its pair p stands for the pair p mod d / 2 of the state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from kvpath.attention.compact import SplitAttention
 from kvpath.attention.context import Context
 from kvpath.attention.layout import Heads, Read, Slot
 from kvpath.attention.path import PathStrategy
-from kvpath.attention.product import Segment, attend
+from kvpath.attention.product import Product, Segment, attend
 from kvpath.attention.strategy import Backbone, grouping_problems, rotary_problems, split_heads
 
 
@@ -72,6 +73,10 @@ class KVPathRolling(PathStrategy):
         """The attention module of a layer."""
         return RollingAttention(self, layer, backbone)
 
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+        """Scores and sums over each layer's columns apart: strided views of what is stored."""
+        return SplitAttention(attentions[layer])
+
 
 class RollingAttention(nn.Module):
     """softmax(RoPE(q) k^T / sqrt(d)) v over the features of the path's buffer that the layer sees."""
@@ -88,7 +93,9 @@ class RollingAttention(nn.Module):
         self.w_kv = backbone.linear(backbone.d_model, 2 * strategy.n_kv_heads * width)
         self.w_o = strategy.output.build(strategy.n_heads * strategy.head_dim, backbone)
 
-    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context, product: Product = attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and (k_alpha, v_alpha) or (k_delta, v_delta)."""
         h_BTC = self.norm(x_BTC)
         k_new, v_new = split_heads(self.w_kv(h_BTC), 2 * self.n_kv_heads).chunk(2, dim=2)
@@ -99,7 +106,7 @@ class RollingAttention(nn.Module):
         segment = Segment(k=(*earlier[::2], k), v=(*earlier[1::2], v))
 
         q_BTHD = context.rotate(split_heads(self.w_q(context.computed(h_BTC)), self.n_heads))
-        out = attend([by_pairs(q_BTHD).roll(-self.seen_from, dims=-1)], [segment], context)
+        out = product([by_pairs(q_BTHD).roll(-self.seen_from, dims=-1)], [segment], context)
         out_BTHD = by_halves(split_heads(out, self.n_heads).roll(self.seen_from, dims=-1))
         return self.w_o(out_BTHD.flatten(2)), (k.values, v.values)
 

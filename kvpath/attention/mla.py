@@ -1,11 +1,13 @@
 """Multi-head latent attention (DeepSeek-V2): keys and values come from one small latent a token, which is stored."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kvpath.attention.context import Context
+from kvpath.attention.compact import CompactAttention
+from kvpath.attention.context import Context, History
+from kvpath.attention.latent import attend_latent
 from kvpath.attention.layout import Heads, Slot
 from kvpath.attention.product import Segment, attend
 from kvpath.attention.strategy import AttentionStrategy, Backbone, rotary_problems, split_heads
@@ -56,6 +58,12 @@ class MLA(AttentionStrategy):
         """The attention module of a layer."""
         return LatentAttention(self, backbone)
 
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+        """The absorbed form."""
+        plain = attentions[layer]
+        assert isinstance(plain, LatentAttention)
+        return CompactLatentAttention(plain)
+
 
 class LatentAttention(nn.Module):
     """c = RMSNorm(W_down h); k, v = W_up c; k_rotary = RoPE(W_rotary h); q = [q_content || RoPE(q_rotary)]."""
@@ -75,22 +83,35 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and (latent, k_rotary if there is one)."""
+        q_parts, latent, k_rotary = self.project(x_BTC, context)
+        k, v = split_heads(self.w_up(latent.values.flatten(2)), 2 * self.n_heads).chunk(2, dim=2)
+        segment = Segment(k=(latent._replace(values=k), *k_rotary), v=(latent._replace(values=v),))
+        out = attend(q_parts, [segment], context)
+        return self.w_o(out), (latent.values, *(part.values for part in k_rotary))
+
+    def project(self, x_BTC: Tensor, context: Context) -> tuple[list[Tensor], History, list[History]]:
+        """Queries [content, rotary], the latent, and [k_rotary]; without the rotary parts if there are none."""
         h_BTC = self.norm(x_BTC)
         latent = context.append("latent", split_heads(self.latent_norm(self.w_down(h_BTC)), 1))
-        k, v = split_heads(self.w_up(latent.values.flatten(2)), 2 * self.n_heads).chunk(2, dim=2)
-        k_parts, v_part = [latent._replace(values=k)], latent._replace(values=v)
-        q_BTHD = split_heads(self.w_q(context.computed(h_BTC)), self.n_heads)
-        q_parts = list(q_BTHD.split(self.dims, dim=-1))
-        made = [latent.values]
-        if self.dims[1]:
-            k_rotary = context.append("k_rotary", context.rotate(split_heads(self.w_rotary(h_BTC), 1)))
-            q_parts[1] = context.rotate(q_parts[1])
-            k_parts.append(k_rotary)
-            made.append(k_rotary.values)
-        else:
-            q_parts.pop()
-        out = attend(q_parts, [Segment(k=tuple(k_parts), v=(v_part,))], context)
-        return self.w_o(out), tuple(made)
+        q_content, q_rotary = split_heads(self.w_q(context.computed(h_BTC)), self.n_heads).split(self.dims, dim=-1)
+        if not self.dims[1]:
+            return [q_content], latent, []
+        k_rotary = context.append("k_rotary", context.rotate(split_heads(self.w_rotary(h_BTC), 1)))
+        return [q_content, context.rotate(q_rotary)], latent, [k_rotary]
+
+
+class CompactLatentAttention(CompactAttention[LatentAttention]):
+    """Absorbed for few queries: q W_k meets the stored latent, which is the value too, and W_v the sum.
+
+    Beyond the cache it holds tiles of scores and, for many queries, of expanded latents.
+    """
+
+    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As the plain module's."""
+        q_parts, latent, k_rotary = self.plain.project(x_BTC, context)
+        w_up = self.plain.w_up.get_parameter("weight")
+        out = attend_latent(q_parts, latent, w_up, None, k_rotary, (), context)
+        return self.plain.w_o(out), (latent.values, *(part.values for part in k_rotary))
 
 
 def queries(strategy: MLA, backbone: Backbone, width: int) -> nn.Module:

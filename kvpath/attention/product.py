@@ -1,7 +1,7 @@
 """The attention product, one function for every layout."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,10 @@ class Segment:
 
     k: tuple[History, ...]
     v: tuple[History, ...]
+
+
+Product = Callable[[Sequence[Tensor], Sequence[Segment], Context], Tensor]
+"""`attend`, or another way to what it gives."""
 
 
 def attend(q_parts: Sequence[Tensor], segments: Sequence[Segment], context: Context) -> Tensor:

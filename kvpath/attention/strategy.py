@@ -66,6 +66,15 @@ class AttentionStrategy(ABC):
         if self.n_heads < 1:
             yield f"n_heads must be positive, got {self.n_heads}"
 
+    @classmethod
+    def examples(cls) -> Sequence["AttentionStrategy"]:
+        """Small instances, of odd sizes, for `kvpath.testing` and `kvpath check`, which run them over five layers.
+
+        None lets these take small values for the usual fields (n_heads, n_kv_heads, head_dim, path_length, ...); a
+        class that adds fields of other names without a default states its own.
+        """
+        return ()
+
     @abstractmethod
     def makes(self, layer: int) -> Mapping[str, Slot]:
         """The slots that `layer` makes, in the order in which its module returns them."""
@@ -87,11 +96,21 @@ class AttentionStrategy(ABC):
         """
 
     def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module | None:
-        """A faster module for decoding, made after weights are loaded from those of `build`; None if there is none.
+        """A leaner module for passes with a store, from those of `build`; None where the plain one needs no other.
 
-        It may read the weights of all layers, holds what it derives in non-persistent buffers, and owns no parameters.
+        It is called as the plain one is, in the order of `compact_layout`, and never for gradients. It may use the
+        weights of all layers, holds what it derives from them in non-persistent buffers, and owns no parameters (see
+        `kvpath.attention.compact`).
         """
         return None
+
+    def compact_layout(self, backbone: Backbone) -> Layout:
+        """The layout by which compact modules make and read: the same stored slots, other states and reads if need be.
+
+        Raises:
+            UserError: as `layout`.
+        """
+        return self.layout(backbone)
 
     def decode_flops(self, layer: int, n_keys: int) -> int:
         """FLOPs that one decoding step of `layer` spends on `n_keys` visible stored keys, over all its segments.

@@ -93,7 +93,7 @@ def _load(config_pieces: list[str], overrides: list[str], default_name: str) -> 
 
 
 def saved_config(run: str) -> Path:
-    """The config of a run's directory, or of the run that a checkpoint in it belongs to.
+    """The config of a run's directory, or of the run or the export that some weights belong to.
 
     Raises:
         UserError: there is none.
@@ -102,6 +102,11 @@ def saved_config(run: str) -> Path:
     for folder in (path, *path.parents[:2]):
         if (folder / "config.yaml").is_file():
             return folder / "config.yaml"
+        if (folder / "config.json").is_file():
+            from kvpath.cli.resume import stored_config
+            from kvpath.training.run_directory import find_checkpoint
+
+            return stored_config(find_checkpoint(folder))
     raise UserError(f"--ckpt_path {run}: no config.yaml there, so this is no run's directory")
 
 

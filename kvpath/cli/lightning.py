@@ -24,6 +24,7 @@ from kvpath.cli.stages import tokens_seen
 from kvpath.config import backbone_from
 from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
+from kvpath.interop.exported import is_export
 from kvpath.training.cadence import Cadence
 from kvpath.training.curves import drop_events_after, write_hyper_parameters
 from kvpath.training.final_validation import FinalValidation
@@ -34,7 +35,7 @@ from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
-from kvpath.training.stored_config import read_checkpoint, stored_step, to_plain
+from kvpath.training.stored_config import FORMAT_VERSION, read_checkpoint, stored_step, to_plain
 from kvpath.training.watch import Progress, Watch
 
 NOT_STORED = ("config", "run", "ckpt_path", "init_from", "allow", "output", "weights_only", "verbose")
@@ -216,8 +217,8 @@ class KVPathCLI(LightningCLI):
         assert run is not None
         if run.config.exists() and self.own.ckpt_path:
             refuse_changes(changes(run.config.read_text(encoding="utf-8"), self.stored()), self.own.allow)
-        if self.own.init_from:
-            self.model.load_weights(find_checkpoint(self.own.init_from))
+        if self.own.init_from and not self.own.ckpt_path:
+            self.model.load_weights(find_checkpoint(self.own.init_from, "init_from"))
             rank_zero_say(f"weights from {self.own.init_from}")
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._go_back(run)
@@ -251,6 +252,7 @@ class KVPathCLI(LightningCLI):
                 logger.log_hyperparams(hyper_parameters)
         run.finish(
             {
+                "format_version": FORMAT_VERSION,
                 "name": self.own.name or run.path.name,
                 "step": step,
                 "planned_steps": plan.steps,
@@ -267,8 +269,11 @@ class KVPathCLI(LightningCLI):
 
     def before_validate(self) -> None:
         """Say where the command line and the checkpoint differ."""
-        stored = read_checkpoint(Path(self.own.ckpt_path))["kvpath"]["backbone"]
-        say_conflicts(stored, to_plain(self.model.backbone))
+        checkpoint = Path(self.own.ckpt_path)
+        say_conflicts(read_checkpoint(checkpoint)["kvpath"]["backbone"], to_plain(self.model.backbone))
+        if is_export(checkpoint):  # which Lightning cannot read
+            self.model.load_weights(checkpoint)
+            self.config_init[self.command].ckpt_path = None
 
     before_test = before_predict = before_validate
 
@@ -341,6 +346,8 @@ def prepare_fit(argv: list[str]) -> list[str]:
         rank_zero_say(f"no checkpoint in {run} yet: starting from step 0")
         return argv
     checkpoint = directory.last if wanted == "last" else find_checkpoint(wanted)
+    if is_export(checkpoint):
+        raise UserError(f"ckpt_path {wanted}: an export has weights and no optimizer state; --init_from starts from it")
     rank_zero_say(f"resuming from {checkpoint}, step {stored_step(checkpoint):,}")
     stored = ["--config", str(directory.config)] if directory.config.exists() else []
     return [*stored, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
@@ -352,7 +359,7 @@ def prepare_evaluation(command: str, argv: list[str]) -> list[str]:
         return argv
     wanted = option(argv, "ckpt_path")
     if wanted is None:
-        raise UserError(f"{command} needs --ckpt_path: a run directory or a checkpoint file")
+        raise UserError(f"{command} needs --ckpt_path: a run directory, a checkpoint file or an exported directory")
     checkpoint = find_checkpoint(wanted)
     argv = without_option(argv, "ckpt_path")
     run = run_of(checkpoint)

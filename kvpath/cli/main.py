@@ -12,6 +12,8 @@ COMMANDS = {
     "test": "perplexity of a trained model per corpus and context",
     "predict": "write the likelihood of every token of the test set",
     "series": "run the stages of a study in order",
+    "generate": "text from a trained model",
+    "export": "a trained model as safetensors, with its configuration and tokenizer",
     "audit": "parameters, FLOPs and cache of a configuration, before any training",
     "configs": "list, print or copy the shipped configuration pieces",
 }
@@ -28,6 +30,7 @@ kvpath COMMAND --help says more. -c NAME takes a local YAML file or a shipped pi
   kvpath audit -c model/98m -c attention/gqa
   kvpath fit   -c model/98m -c attention/kvpath_concat -c stage/2k -c data/fineweb_edu --run runs/concat-2k
   kvpath test  --ckpt_path runs/concat-2k
+  kvpath generate --ckpt_path runs/concat-2k --prompt "The state of the union"
 
 exit codes: 0 done, 1 a fault of kvpath, 2 a mistake in what was given, 75 saved and to be run again, 130 interrupted
 """
@@ -74,6 +77,14 @@ def _dispatch(argv: list[str]) -> int:
         from kvpath.cli.audit import audit_command
 
         return audit_command(rest)
+    if command == "generate":
+        from kvpath.cli.generate import generate_command
+
+        return generate_command(rest)
+    if command == "export":
+        from kvpath.cli.export import export_command
+
+        return export_command(rest)
     if command == "series":
         from kvpath.cli.series import series
 

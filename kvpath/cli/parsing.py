@@ -2,7 +2,7 @@
 
 import re
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
@@ -21,7 +21,10 @@ def allow_choice_by_class() -> None:
 
 
 class PlainErrorParser(LightningArgumentParser):
-    """Raises `UserError` instead of printing its usage."""
+    """Raises `UserError` instead of printing its usage, and takes a short form of a key for what it is: unknown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Give the cause and, for an unknown key, the nearest known one."""
@@ -56,8 +59,11 @@ def _nearest(message: str, parser: ArgumentParser) -> str:
 
 
 def known_keys(parser: ArgumentParser) -> set[str]:
-    """All dotted keys that a parser takes, and the fields of every strategy."""
+    """All dotted keys that a parser or its subcommands take, and the fields of every strategy."""
     keys = {action.dest for action in parser._actions if action.dest}
+    for action in parser._actions:
+        for subparser in action.choices.values() if isinstance(action.choices, dict) else ():
+            keys |= known_keys(subparser)
     strategies = [AttentionStrategy, *_subclasses(AttentionStrategy)]
     return keys | {field for strategy in strategies for field in getattr(strategy, "__dataclass_fields__", {})}
 

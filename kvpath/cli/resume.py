@@ -66,17 +66,24 @@ def say_conflicts(stored: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def stored_config(checkpoint: Path) -> Path:
-    """The model's configuration that a checkpoint stores, as a YAML file that ends with the process.
+    """The configuration that a checkpoint or an export stores, as a YAML file.
+
+    That of a checkpoint is the model's alone; an export's has the data too, read by the tokenizer that lies beside it.
 
     Raises:
         UserError: if it stores none.
     """
+    from kvpath.interop.exported import TOKENIZER
     from kvpath.training.stored_config import read_checkpoint
 
     stored = read_checkpoint(checkpoint)["kvpath"]
+    data = stored.get("data") or {}
+    if stored.get("end_of_text") is not None:
+        data["tokenizer"] = {"name": str(checkpoint.with_name(TOKENIZER)), "end_of_text": stored["end_of_text"]}
+    values = {"model": {"backbone": stored["backbone"]}, **({"data": data} if data else {})}
     folder = tempfile.mkdtemp(prefix="kvpath-")
     path = Path(folder) / "config.yaml"
-    path.write_text(yaml.safe_dump({"model": {"backbone": stored["backbone"]}}), encoding="utf-8")
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
 
 

@@ -18,7 +18,7 @@ def tokens_seen(init_from: str, data: dict[str, Any]) -> int:
         init_from: a run directory or a checkpoint in one.
         data: the data section of the configuration of the stage to come.
     """
-    checkpoint = find_checkpoint(init_from)
+    checkpoint = find_checkpoint(init_from, "init_from")
     run = run_of(checkpoint)
     if run is None:
         rank_zero_say(f"{init_from} lies in no run: the data begins at its front")

@@ -149,7 +149,7 @@ class PackedText(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenise, on one rank of each node: what is needed is then in the cache."""
         function = self.trainer.state.fn if self.trainer else None
-        self._corpora(function.value if function else "fit", self._load_tokenizer())
+        self._corpora(function.value if function else "fit", self.load_tokenizer())
 
     def setup(self, stage: str) -> None:
         """Map what ``prepare_data`` made (or make it), and work out the plan.
@@ -160,7 +160,7 @@ class PackedText(pl.LightningDataModule):
         Raises:
             UserError: for whatever cannot be read or does not fit together.
         """
-        self.tokenizer = self._load_tokenizer()
+        self.tokenizer = self.load_tokenizer()
         corpora = self._corpora(stage, self.tokenizer)
         if stage == "fit":
             self._set_up_training(corpora.get("train"))
@@ -229,7 +229,8 @@ class PackedText(pl.LightningDataModule):
             return range(done % n, n)
         return range(done, self.plan.steps)
 
-    def _load_tokenizer(self) -> Tokenizer:
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer alone; one that is trained here is trained unless the cache has it."""
         if not self.tokenizer_config.is_trained_here:
             return self.tokenizer_config.load()
         split = self._split

@@ -63,7 +63,7 @@ class TrainingSchedule:
 
     def _say_if_an_epoch_begins(self, step: int) -> None:
         first = step * self.plan.sequences_per_step
-        before, last = self.order.epoch(max(0, first - 1)), self.order.epoch(first + self.plan.sequences_per_step - 1)
+        before, last = max(0, self.order.epoch(first - 1)), self.order.epoch(first + self.plan.sequences_per_step - 1)
         if self.rank == 0 and before != last:
             say_epoch(last, step)
 

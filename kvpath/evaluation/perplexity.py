@@ -1,6 +1,8 @@
 """Perplexity as sums: float64 negative log-likelihoods, int64 counts, reduced over ranks before the division."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ class Perplexity(Metric):
         self.add_state("nll", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def set_dtype(self, dst_type: torch.dtype | str) -> "Perplexity":
-        """Keeps its own dtypes: a model cast to bfloat16 must not round the sums."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
+        """Moves to devices and keeps its own dtypes: a model cast to bfloat16 must not round the sums."""
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), exclude_state)
         return self
 
     def update(self, nll: Tensor, count: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Running a trained model: the cache and generation."""
 
-from kvpath.inference.cache import GrowingCache
+from kvpath.inference.cache import Cache, GrowingCache
 from kvpath.inference.generate import generate
+from kvpath.inference.sampling import SamplingConfig
 
-__all__ = ["GrowingCache", "generate"]
+__all__ = ["Cache", "GrowingCache", "SamplingConfig", "generate"]

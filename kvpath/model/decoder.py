@@ -1,7 +1,8 @@
 """The decoder: one loop over blocks that routes keys and values as the layout says."""
 
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,11 @@ class Block(nn.Module):
         self.norm = config.norm(config.d_model)
         self.mlp = SwiGLU(config.d_model, config.d_ff_per_layer[layer], config.init_std)
 
-    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The residual stream after this layer, and what the layer made."""
-        update, made = self.attention(x_BTC, read, context)
+    def forward(
+        self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context, attention: nn.Module | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The residual stream after this layer, and what it made; by another attention module if one is given."""
+        update, made = (self.attention if attention is None else attention)(x_BTC, read, context)
         x_BTC = context.computed(x_BTC) + update
         return x_BTC + self.mlp(self.norm(x_BTC)), made
 
@@ -58,6 +61,15 @@ class Head(nn.Module):
         return linear_cross_entropy(x_BTC, self.weight, labels_BT, z_loss)
 
 
+class Compact(NamedTuple):
+    """The compact modules of all layers, None where the plain one runs. They are no part of the model's own modules."""
+
+    layout: Layout
+    """What they make and read."""
+
+    modules: tuple[nn.Module | None, ...]
+
+
 class Decoder(nn.Module):
     """A decoder-only transformer over any attention strategy."""
 
@@ -71,6 +83,28 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(layer, config) for layer in range(config.n_layers))
         self.norm = config.norm(config.d_model)
         self.head = Head(config, self.embedding if config.tied_embeddings else None)
+        self._compact: Compact | None = None
+        self.register_load_state_dict_post_hook(_weights_changed)
+
+    def compact(self) -> None:
+        """Run the strategy's compact modules from now on, in passes with a store and without gradients.
+
+        They hold for these weights: `expand`, `train`, and whatever loads or moves weights drop them.
+        """
+        attentions = [block.get_submodule("attention") for block in self.blocks]
+        strategy = self.config.attention
+        modules = tuple(strategy.compact(layer, attentions) for layer in range(self.config.n_layers))
+        self._compact = Compact(strategy.compact_layout(self.config), modules)
+
+    def expand(self) -> None:
+        """Run the plain modules from now on."""
+        self._compact = None
+
+    def train(self, mode: bool = True) -> Self:
+        """As in torch; training drops the compact modules."""
+        if mode:
+            self.expand()
+        return super().train(mode)
 
     def forward(
         self,
@@ -102,19 +136,23 @@ class Decoder(nn.Module):
         length = tokens_BT.shape[1]
         if index is None:
             index = Index.start(length, tokens_BT.device) if store is None else store.place(tokens_BT)
+        compact = None if store is None or self.training or torch.is_grad_enabled() else self._compact
+        layout = self.layout if compact is None else compact.layout
         plan = None
         if wanted is not None and wanted < length:
-            plan = prefill_plan(self.layout, length, wanted)
-        context = Context.of(self.layout, index, self.config.rope_base, store, plan)
+            plan = prefill_plan(layout, length, wanted)
+        context = Context.of(layout, index, self.config.rope_base, store, plan)
+        modules = (None,) * len(self.blocks) if compact is None else compact.modules
         if store is None:
-            return self._run(self.embedding(tokens_BT), context, plan)
+            return self._run(self.embedding(tokens_BT), context, plan, modules)
         store.begin(index)
-        out_BTC = self._run(self.embedding(tokens_BT), context, plan)
+        out_BTC = self._run(self.embedding(tokens_BT), context, plan, modules)
         store.advance()
         return out_BTC
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moving from the meta device makes new parameters of tied ones: tie them again."""
+        self.expand()
         super()._apply(fn, recurse)
         if self.config.tied_embeddings:
             self.head.weight = self.embedding.weight
@@ -124,22 +162,26 @@ class Decoder(nn.Module):
         """Run all layers as one compiled graph from now on; parameters and their names stay as they are."""
         self._run = torch.compile(self._run)  # type: ignore[method-assign]
 
-    def _run(self, x_BTC: Tensor, context: Context, plan: PrefillPlan | None) -> Tensor:
+    def _run(
+        self, x_BTC: Tensor, context: Context, plan: PrefillPlan | None, attentions: Sequence[nn.Module | None]
+    ) -> Tensor:
         held: dict[tuple[int, str], Tensor] = {}
         received = {} if plan is None else plan.received
+        layout = context.layout
         for layer, block in enumerate(self.blocks):
-            entry = self.layout.layers[layer]
+            entry = layout.layers[layer]
             if plan is not None:
                 x_BTC = x_BTC[:, -plan.inputs[layer] :]
             read = tuple(
                 _handed(held[key.owner, key.name], key, received.get((layer, key.owner, key.name)))
                 for key in entry.reads
             )
-            x_BTC, made = self._call(block, x_BTC, read, context.at(layer))
+            run = block if attentions[layer] is None else partial(block, attention=attentions[layer])
+            x_BTC, made = self._call(run, x_BTC, read, context.at(layer))
             for name, values in zip(entry.makes, made, strict=True):
-                if (layer, name) in self.layout.last_readers:
+                if (layer, name) in layout.last_readers:
                     held[layer, name] = values
-            for key in [key for key in held if self.layout.last_readers[key] == layer]:
+            for key in [key for key in held if layout.last_readers[key] == layer]:
                 del held[key]
         return self.norm(x_BTC)
 
@@ -149,6 +191,10 @@ class Decoder(nn.Module):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(block, *arguments, use_reentrant=False)
         return block(*arguments)
+
+
+def _weights_changed(model: Decoder, _: object) -> None:
+    model.expand()
 
 
 def _handed(values: Tensor, read: Read, length: int | None) -> Tensor:

@@ -3,6 +3,7 @@
 Products run in the dtype of the pass (autocast's, if it is on), log-softmax in float32 or wider, sums in float64.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -40,7 +41,9 @@ def linear_cross_entropy(
     x_NC, labels_N = x_BTC.reshape(-1, x_BTC.shape[-1]), labels_BT.reshape(-1)
     device = x_BTC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTC.dtype
-    chunk = max(1, chunk_elements // weight_VC.shape[0])
+    most = max(1, chunk_elements // weight_VC.shape[0])
+    # Chunks of equal size: a short last one would read the whole table for a few tokens.
+    chunk = max(1, math.ceil(len(x_NC) / max(1, math.ceil(len(x_NC) / most))))
     grads = [torch.is_grad_enabled() and part.requires_grad for part in (x_NC, weight_VC)]
     total, nll = _ChunkedLoss.apply(x_NC, weight_VC, labels_N, z_loss, chunk, dtype, *grads)
     return LossSums(total, nll.detach(), (labels_N != IGNORE).sum())
@@ -61,29 +64,33 @@ class _ChunkedLoss(torch.autograd.Function):
                 part = slice(start, start + chunk)
                 x, labels = x_NC[part].to(dtype), labels_N[part]
                 logits = (x @ weight.T).to(wide)
-                lse = logits.logsumexp(-1)
                 scored = labels != IGNORE
                 target = labels.masked_fill(~scored, 0)[:, None]
-                nll = ((lse - logits.gather(1, target)[:, 0]) * scored).sum(dtype=torch.float64)
+                wanted = logits.gather(1, target)[:, 0]
+                # Every pass over the logits costs, and so does a second copy: exponentials take their place.
+                top = logits.amax(-1, keepdim=True)
+                exps = logits.sub_(top).exp_()
+                partition = exps.sum(-1)
+                lse = top[:, 0] + partition.log()
+                nll = ((lse - wanted) * scored).sum(dtype=torch.float64)
                 penalty = (lse.square() * scored).sum(dtype=torch.float64) if z_loss else 0.0
                 sums += torch.stack((nll + z_loss * penalty, nll))
                 if not (need_x or need_weight):
                     continue
                 # d nll / d logits = softmax - onehot;  d lse^2 / d logits = 2 lse softmax
-                grad = logits.sub_(lse[:, None]).exp_()
-                if z_loss:
-                    grad *= (1 + 2 * z_loss * lse)[:, None]
-                grad.scatter_add_(1, target, -torch.ones_like(target, dtype=wide))
-                grad = grad.mul_(scored[:, None]).to(dtype)
+                grad = exps.mul_((scored * (1 + 2 * z_loss * lse) / partition)[:, None])
+                grad = grad.scatter_add_(1, target, -scored.to(wide)[:, None]).to(dtype)
                 if grad_x is not None:
                     grad_x[part] = (grad @ weight).to(grad_x.dtype)
-                if grad_weight is not None:
+                if grad_weight is not None and dtype == wide:
+                    grad_weight.addmm_(grad.T, x)
+                elif grad_weight is not None:
                     grad_weight += grad.T @ x
         ctx.save_for_backward(grad_x, None if grad_weight is None else grad_weight.to(weight_VC.dtype))
         return sums[0], sums[1]
 
     @staticmethod
     def backward(ctx, scale, _):  # type: ignore[no-untyped-def]
-        grad_x, grad_weight = ctx.saved_tensors
-        scaled = [None if grad is None else grad * scale.to(grad.dtype) for grad in (grad_x, grad_weight)]
+        # In place, since the table's gradient is large; autograd refuses a second pass over what was changed.
+        scaled = [None if grad is None else grad.mul_(scale.to(grad.dtype)) for grad in ctx.saved_tensors]
         return *scaled, *[None] * 6

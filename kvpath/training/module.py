@@ -19,6 +19,7 @@ from kvpath.model.loss import IGNORE, LossSums
 from kvpath.training.optimizer import OptimizerConfig
 from kvpath.training.say import rank_zero_say
 from kvpath.training.stored_config import FORMAT_VERSION, check_format, read_checkpoint, to_plain
+from kvpath.version import __version__
 
 Batch = Mapping[str, Tensor]
 
@@ -273,7 +274,11 @@ class LanguageModel(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the format's version and the model's configuration, as plain values."""
-        checkpoint["kvpath"] = {"format_version": FORMAT_VERSION, "backbone": to_plain(self.backbone)}
+        checkpoint["kvpath"] = {
+            "format_version": FORMAT_VERSION,
+            "written_by": __version__,
+            "backbone": to_plain(self.backbone),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another format, or of a model of another shape.
@@ -281,7 +286,7 @@ class LanguageModel(LightningModule):
         Raises:
             UserError: naming the version, or the tensors and their sizes.
         """
-        check_format(checkpoint.get("kvpath", {}).get("format_version"))
+        check_format(checkpoint.get("kvpath", {}))
         check_shapes({name: tuple(value.shape) for name, value in self.state_dict().items()}, checkpoint["state_dict"])
 
 

@@ -6,7 +6,7 @@ from kvpath.training.run_directory import RunDirectory
 
 
 class Opening(Callback):
-    """Writes the configuration and the attempt when data and model are set up: a mistake leaves no run behind."""
+    """Writes configuration, attempt and tokenizer when data and model are set up: a mistake leaves no run behind."""
 
     def __init__(self, run: RunDirectory, config: str) -> None:
         """Where, and the complete configuration as YAML."""
@@ -16,3 +16,6 @@ class Opening(Callback):
         """Write them."""
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.run.begin(self.config)
+            tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
+            if tokenizer is not None:
+                tokenizer.save(self.run.tokenizer)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpath.errors import UserError
+from kvpath.interop.exported import TOKENIZER, WEIGHTS, is_export
 from kvpath.version import __version__
 
 _PACKAGES = ("torch", "lightning", "deepspeed", "torchmetrics", "datasets", "tokenizers", "tensorboard", "numpy")
@@ -33,6 +34,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"
         self.summary = self.path / "summary.json"
+        self.tokenizer = self.path / TOKENIZER
 
     @property
     def holds_a_run(self) -> bool:
@@ -95,8 +97,12 @@ def commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def find_checkpoint(path: str | Path) -> Path:
-    """The checkpoint file that `path` names: itself, or the `last` of a run directory.
+def find_checkpoint(path: str | Path, field: str = "ckpt_path") -> Path:
+    """The checkpoint file that `path` names: itself, the `last` of a run directory, or the weights of an export.
+
+    Args:
+        path: A file or a directory.
+        field: What the path was given for, as errors call it.
 
     Raises:
         UserError: if there are no weights there; random ones are never used instead.
@@ -105,14 +111,14 @@ def find_checkpoint(path: str | Path) -> Path:
     if path.is_file():
         return path
     if not path.exists():
-        raise UserError(f"ckpt_path {path}: there is no such file or directory")
-    for candidate in (RunDirectory(path).last, path / "last.ckpt"):
+        raise UserError(f"{field} {path}: there is no such file or directory")
+    for candidate in (RunDirectory(path).last, path / "last.ckpt", path / WEIGHTS):
         if candidate.is_file():
             return candidate
-    raise UserError(f"ckpt_path {path}: no weights in this directory (expected checkpoints/last.ckpt)")
+    raise UserError(f"{field} {path}: no weights in this directory (expected checkpoints/last.ckpt or {WEIGHTS})")
 
 
 def run_of(checkpoint: Path) -> RunDirectory | None:
-    """The run directory that a checkpoint file lies in, if it lies in one."""
+    """The run directory that a checkpoint file lies in, if it lies in one; an export stands by itself."""
     run = RunDirectory(checkpoint.parent.parent)
-    return run if run.config.exists() else None
+    return run if run.config.exists() and not is_export(checkpoint) else None

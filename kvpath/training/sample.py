@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kvpath.inference.generate import generate
+from kvpath.inference.sampling import SamplingConfig
 from kvpath.training.module import LanguageModel
 
 
@@ -43,14 +44,13 @@ class TextSample(Callback):
     def sample(self, module: LanguageModel, tokenizer: Any) -> str:
         """The prompt and its continuation."""
         prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
+        config = SamplingConfig(
+            max_new_tokens=self.tokens,
+            temperature=self.temperature,
+            stop_tokens=[tokenizer.end_of_text],
+            seed=module.seed,
+        )
         device = module.device.type
         with torch.autocast(device, torch.bfloat16, enabled="bf16-mixed" in str(module.trainer.precision)):
-            new = generate(
-                module.decoder,
-                [prompt],
-                self.tokens,
-                temperature=self.temperature,
-                end_token=tokenizer.end_of_text,
-                seed=module.seed,
-            )
-        return self.prompt + str(tokenizer.decode(new[0]))
+            (row,) = generate(module.decoder, [prompt], config)
+        return self.prompt + str(tokenizer.decode(row.tokens))

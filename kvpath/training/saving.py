@@ -80,6 +80,13 @@ class Saving(Checkpoint):
         """Go on from a checkpoint."""
         self.best = state_dict["best"]
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Between two steps the next batch counts as ready: a resume gets it anew, and must not count it twice."""
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            if counts["started"] == counts["completed"]:
+                counts["ready"] = counts["completed"]
+
     def _save_if_due(self, trainer: Trainer) -> None:
         if self._due:
             self._due = False

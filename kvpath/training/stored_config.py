@@ -1,6 +1,7 @@
 """Configurations as plain values, for files that must load without running code, and the version of our formats."""
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -10,35 +11,57 @@ import torch
 from kvpath.attention.output import OutputProjection
 from kvpath.attention.strategy import AttentionStrategy
 from kvpath.errors import UserError
+from kvpath.version import __version__
 
 FORMAT_VERSION = 1
-"""Version of checkpoints and run directories."""
+"""Version of checkpoints, exports and results."""
 
 
-def check_format(version: object) -> None:
-    """Refuse a file that this version cannot read.
+def check_format(stored: Mapping[str, object], path: Path | None = None) -> None:
+    """Refuse what this version cannot read.
+
+    Args:
+        stored: the `format_version` of a file, and the kvpath version it was `written_by`.
+        path: the file, for the error.
 
     Raises:
-        UserError: naming both versions.
+        UserError: naming both formats, and the version of kvpath that reads the file's.
     """
-    if version is None:
-        raise UserError("the checkpoint holds no kvpath format_version: it was not written by kvpath")
-    if version != FORMAT_VERSION:
-        raise UserError(f"the checkpoint has format_version {version}; this kvpath reads {FORMAT_VERSION}")
+    what, found = path or "the checkpoint", stored.get("format_version")
+    if found is None:
+        raise UserError(f"{what} holds no kvpath format_version: it was not written by kvpath")
+    if found != FORMAT_VERSION:
+        reader = stored.get("written_by", "the version that wrote it")
+        raise UserError(
+            f"{what} has format_version {found}, which kvpath {reader} reads;"
+            f" this is kvpath {__version__}, which reads {FORMAT_VERSION}"
+        )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint file holds, its tensors mapped; nothing in it is run.
+    """What a checkpoint file holds, its tensors mapped, or the weights of an export in the same form.
+
+    Nothing in it is run.
 
     Raises:
         UserError: if it is damaged, no checkpoint, or of another format.
     """
+    from kvpath.interop.exported import is_export, read_export  # which needs this file
+
+    if is_export(path):
+        config, weights = read_export(path)
+        return {
+            "kvpath": vars(config),
+            "global_step": config.step,
+            "state_dict": {f"model.{name}": tensor for name, tensor in weights.items()},
+        }
     try:
         stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).split("\n")[0].split(". ")[0]
         raise UserError(f"{path} is damaged, or no checkpoint of kvpath: {reason}") from error
-    check_format(stored.get("kvpath", {}).get("format_version") if isinstance(stored, dict) else None)
+    own = stored.get("kvpath") if isinstance(stored, dict) else None
+    check_format(own if isinstance(own, dict) else {})
     return dict(stored)
 
 

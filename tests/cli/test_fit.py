@@ -28,6 +28,7 @@ def test_nothing_else_is_left_anywhere(trained: Path) -> None:
         "metrics.jsonl",
         "samples.jsonl",
         "summary.json",
+        "tokenizer.json",
         "tb",
         "checkpoints",
     }
@@ -125,7 +126,7 @@ def test_print_config_prints_one_that_loads(toy: Path, tmp_path: Path, capsys: p
 def test_match_is_stored_as_numbers(toy: Path, tmp_path: Path) -> None:
     flags = ["--model.backbone.d_ff=match", "--model.backbone.parameters=14160", "--trainer.max_steps=1"]
     assert kvpath("fit", "-c", toy, "--run", tmp_path / "run", *flags) == 0
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["backbone"]["d_ff"] == [24, 24]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["backbone"]["d_ff"] == 24
 
 
 def test_a_directory_that_holds_a_run_is_refused(toy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,6 +272,67 @@ def test_regions_that_are_too_short(make: Make, source: Files) -> None:
         make(source=replace(source, max_documents=1)).setup("fit")
 
 
+def tokens_of(data: PackedText) -> Tensor:
+    data.setup("fit")
+    return torch.cat([batch["tokens"].flatten() for batch in data.train_dataloader()])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stages_go_on_in_one_stream_of_tokens(make: Make, stream: bool) -> None:
+    common = {"shuffle_block": 32, "stream": stream, "eval_limit_tokens": 40}
+    whole = tokens_of(make(**common, budget=Budget(512, global_batch_tokens=32)))
+    for seq_len, start in ((4, 100), (8, 96), (16, 64), (32, 224)):
+        later = make(**common, seq_len=seq_len, start_tokens=start, budget=Budget(128, global_batch_tokens=32))
+        assert torch.equal(tokens_of(later), whole[start : start + 128])
+
+
+def test_a_stage_begins_with_a_whole_window(make: Make) -> None:
+    common = {"shuffle_block": 32, "budget": Budget(128, global_batch_tokens=32)}
+    assert torch.equal(tokens_of(make(**common, start_tokens=17)), tokens_of(make(**common, start_tokens=24)))
+
+
+def test_one_epoch_of_whole_blocks_reads_nothing_twice(make: Make) -> None:
+    data = make(shuffle_block=160, budget=Budget(None, global_batch_sequences=1), repeat=False)
+    tokens = tokens_of(data)
+    n = data._training_windows.n_windows * SEQ_LEN // 160 * 160
+    assert n < data._training_windows.n_windows * SEQ_LEN
+    assert len(tokens) == n
+    region = torch.from_numpy(data._training_windows.tokens[0:n].astype("int64"))
+    assert torch.equal(tokens.sort().values, region.sort().values)
+
+
+def test_a_corpus_that_ends_before_the_budget_is_refused_with_the_numbers(make: Make) -> None:
+    available = 160 * ((make_windows(make) * SEQ_LEN) // 160)
+    enough = Budget(available - 160, global_batch_tokens=160)
+    assert len(tokens_of(make(shuffle_block=160, budget=enough, start_tokens=160, repeat=False))) == available - 160
+    for start, left in ((320, available - 320), (available + 800, 0)):
+        data = make(shuffle_block=160, budget=enough, start_tokens=start, repeat=False)
+        message = (
+            f"ends before data.budget.tokens {available - 160}: an epoch has {available}, of which {left} are left"
+            f" after data.start_tokens {start}; data.repeat: true begins a second epoch"
+        )
+        with pytest.raises(UserError, match=message):
+            data.setup("fit")
+        assert len(tokens_of(make(shuffle_block=160, budget=enough, start_tokens=start))) == available - 160
+
+
+def make_windows(make: Make) -> int:
+    data = make()
+    data.setup("fit")
+    return data._training_windows.n_windows
+
+
+@pytest.mark.parametrize("block", [0, 4, 12])
+def test_a_block_holds_whole_windows(make: Make, block: int) -> None:
+    with pytest.raises(UserError, match=f"shuffle_block must be a multiple of seq_len 8, got {block}"):
+        make(shuffle_block=block)
+
+
+def test_a_block_that_the_corpus_does_not_fill(make: Make) -> None:
+    with pytest.raises(UserError, match=r"its \d+ training tokens are fewer than one shuffle_block of 80000"):
+        make(shuffle_block=80000).setup("fit")
+
+
 @pytest.mark.parametrize(("stage", "field"), [("validate", "validation"), ("test", "test"), ("predict", "test")])
 def test_nothing_to_evaluate_on(make: Make, stage: str, field: str) -> None:
     with pytest.raises(UserError, match=rf"nothing to {stage} on: state {field} \(a source\) or holdout_every"):

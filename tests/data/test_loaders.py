@@ -6,7 +6,7 @@ import torch
 
 from kvpath.data.budget import Budget
 from kvpath.data.loaders import Batch, EvaluationSchedule, StepLoader, TrainingSchedule
-from kvpath.data.order import Order
+from kvpath.data.order import BlockOrder
 from kvpath.data.packing import IGNORE, Windows
 
 SEQ_LEN = 4
@@ -21,7 +21,7 @@ def training_steps(
     assert plan.steps == 7
     batches: list[list[Batch]] = []
     for rank in range(world_size):
-        order = Order(WINDOWS.n_windows, seed)
+        order = BlockOrder(WINDOWS.n_windows, 1, seed)
         schedule = TrainingSchedule(plan, order, rank, steps=lambda: range(first, plan.steps))
         loader = StepLoader(WINDOWS, schedule, num_workers)
         assert len(loader) == 7
@@ -37,7 +37,7 @@ def training_steps(
 @pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 1), (1, 4), (2, 3), (3, 2)])
 def test_the_stream_does_not_depend_on_the_machine(world_size: int, micro_batch: int, num_workers: int) -> None:
     stream = torch.stack(training_steps(world_size, micro_batch, num_workers))
-    windows = Order(WINDOWS.n_windows, seed=5).index(np.arange(7 * 12))
+    windows = BlockOrder(WINDOWS.n_windows, 1, seed=5).index(np.arange(7 * 12))
     expected = np.stack([WINDOWS.window(int(i))[0] for i in windows]).reshape(7, 12, SEQ_LEN)
     assert torch.equal(stream, torch.from_numpy(expected))
 
@@ -56,6 +56,39 @@ def test_going_on_is_the_rest_of_the_same_stream(world_size: int, num_workers: i
     rest = training_steps(world_size, num_workers=num_workers, first=3)
     assert torch.equal(torch.stack(rest), torch.stack(whole[3:]))
     assert training_steps(world_size, first=7) == []
+
+
+# 31 windows, 12 in a step: the second epoch begins in the third step, the third in the sixth.
+SECOND, THIRD = (f"epoch {n} of the training data begins in step {step}" for n, step in ((2, 3), (3, 6)))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_workers", "first", "said"),
+    [(1, 0, 0, [SECOND, THIRD]), (2, 2, 0, [SECOND, THIRD]), (1, 0, 3, [THIRD])],
+)
+def test_each_later_epoch_is_one_line(
+    world_size: int, num_workers: int, first: int, said: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    training_steps(world_size, num_workers=num_workers, first=first)
+    assert capfd.readouterr().err.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("n_windows", "start", "said"),
+    [
+        (24, 0, [(2, 3)]),  # an epoch ends with a step
+        (36, 0, []),  # with the last one
+        (36, 24, [(2, 2)]),
+        (24, 24, [(2, 1), (3, 3)]),  # where the stage before ended
+    ],
+)
+def test_epochs_that_end_with_a_step(
+    n_windows: int, start: int, said: list[tuple[int, int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = Budget(12 * SEQ_LEN * 3, global_batch_sequences=12).plan(SEQ_LEN, world_size=1)
+    list(TrainingSchedule(plan, BlockOrder(n_windows, 1, 5, start), rank=0, steps=lambda: range(plan.steps)))
+    lines = [f"epoch {epoch} of the training data begins in step {step}" for epoch, step in said]
+    assert capfd.readouterr().err.splitlines() == lines
 
 
 def test_another_seed_is_another_stream() -> None:

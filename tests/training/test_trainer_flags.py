@@ -91,8 +91,7 @@ def test_profiler_and_detect_anomaly(corpus: Path, capsys: pytest.CaptureFixture
     assert record.losses == plain.losses
     module = toy_module()
     module.configure_model()
-    with torch.no_grad():
-        module.decoder.norm.weight.fill_(float("nan"))
+    torch.nn.init.constant_(next(module.parameters()), float("nan"))
     with pytest.raises(RuntimeError, match="nan values"):
         fitted(toy_data(corpus), module, detect_anomaly=True)
 

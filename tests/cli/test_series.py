@@ -1,0 +1,225 @@
+"""The stages of a study, in order: what is done is skipped, what was killed goes on, what fails stops it."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpath import pieces
+from kvpath.cli import series as module
+from kvpath.cli.main import COMMANDS
+from kvpath.cli.series import Series, finished, series
+from kvpath.errors import UserError
+from tests.runs import kvpath, metrics_of, write_config
+
+
+def write_series(folder: Path, **changes: Any) -> Path:
+    """Two stages of one configuration."""
+    values = {
+        "run": str(folder / "study"),
+        "pieces": [str(write_config(folder, data__shuffle_block=64))],
+        "stages": [{"name": "short", "pieces": []}, {"name": "long", "pieces": [str(longer(folder))]}],
+    }
+    path = folder / "series.yaml"
+    path.write_text(yaml.safe_dump({**values, **changes}), encoding="utf-8")
+    return path
+
+
+def longer(folder: Path) -> Path:
+    path = folder / "longer.yaml"
+    path.write_text("data: {seq_len: 32, budget: {tokens: 192, global_batch_sequences: 2}}\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that a series starts, none of which is run: each succeeds."""
+    started: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "kvpath"]
+        assert not check
+        started.append(command[3:])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    return started
+
+
+def finish(run: Path, step: int = 6, planned: int = 6) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "summary.json").write_text(json.dumps({"step": step, "planned_steps": planned}), encoding="utf-8")
+
+
+def test_stages_start_in_order_each_from_the_one_before(tmp_path: Path, started: list[list[str]]) -> None:
+    assert series(["run", str(write_series(tmp_path)), "--trainer.devices", "1", "--model.seed=3"]) == 0
+    base, study = tmp_path / "toy.yaml", tmp_path / "study"
+    overrides = ["--trainer.devices", "1", "--model.seed=3"]
+    assert started == [
+        ["fit", f"-c={base}", f"--run={study / 'short'}", "--ckpt_path=last", *overrides],
+        [
+            *("fit", f"-c={base}", f"-c={longer(tmp_path)}", f"--run={study / 'long'}"),
+            *("--ckpt_path=last", f"--init_from={study / 'short'}", *overrides),
+        ],
+    ]
+
+
+def test_what_is_done_is_skipped_and_what_is_not_is_run(
+    tmp_path: Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_series(tmp_path)
+    finish(tmp_path / "study" / "short")
+    finish(tmp_path / "study" / "long", step=3)
+    assert series(["run", str(file)]) == 0
+    assert [command[3] for command in started] == [f"--run={tmp_path / 'study' / 'long'}"]
+    assert f"--init_from={tmp_path / 'study' / 'short'}" in started[0]
+    assert capsys.readouterr().err == f"{tmp_path / 'study' / 'short'}: done\n"
+    finish(tmp_path / "study" / "long")
+    assert series(["run", str(file)]) == 0
+    assert len(started) == 1
+
+
+def test_done_is_the_last_step_of_the_budget(tmp_path: Path) -> None:
+    assert not finished(tmp_path)
+    finish(tmp_path, step=5)
+    assert not finished(tmp_path)
+    finish(tmp_path, step=6)
+    assert finished(tmp_path)
+
+
+@pytest.mark.parametrize(("code", "passed_on"), [(2, 2), (75, 75), (130, 130), (-signal.SIGKILL, 137)])
+def test_a_stage_that_fails_ends_the_series_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, passed_on: int
+) -> None:
+    started = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert series(["run", str(write_series(tmp_path))]) == passed_on
+    assert len(started) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'study' / 'short'}: ended with exit code {passed_on}\n"
+
+
+def test_plan_prints_commands_that_a_shell_reads(
+    tmp_path: Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a folder").mkdir()
+    file = write_series(tmp_path / "a folder")
+    finish(tmp_path / "a folder" / "study" / "short")
+    assert series(["plan", str(file), "--allow", "[data]"]) == 0
+    printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert started == []
+    (tmp_path / "a folder" / "study" / "short" / "summary.json").unlink()
+    series(["run", str(file), "--allow", "[data]"])
+    assert printed == [["kvpath", *command] for command in started]
+
+
+def test_a_missing_piece_is_found_before_anything_is_run(tmp_path: Path, started: list[list[str]]) -> None:
+    stages = [{"name": "short", "pieces": []}, {"name": "long", "pieces": ["stage/2kk"]}]
+    with pytest.raises(UserError, match="'stage/2kk': did you mean stage/2k"):
+        series(["run", str(write_series(tmp_path, stages=stages))])
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("[1, 2]", ["must hold run, pieces and stages, got list"]),
+        ("{run: r, stages: [", ["while parsing"]),
+        ("{stages: [{name: a, pieces: []}]}", ["run must be a directory, got None"]),
+        (
+            "{run: r, pieces: p, stages: []}",
+            ["pieces must be a list of pieces, got 'p'", "stages must be a list of at"],
+        ),
+        ("{run: r, stages: {a: b}}", ["stages must be a list of at least one stage, got {'a': 'b'}"]),
+        (
+            "{run: r, stages: [{name: a}, 3]}",
+            [r"stages\[0\] must have a name and pieces", r"stages\[1\] must have .* 3"],
+        ),
+        ("{run: r, stages: [{name: [a], pieces: []}]}", [r"stages\[0\] must have a name"]),
+        ("{run: r, stages: [{name: a, pieces: [1]}]}", [r"stages\[0\].pieces must be a list of pieces, got \[1\]"]),
+        (
+            "{run: 3, step: 1, stages: [{name: a, pieces: [], seed: 1}, {name: a, pieces: []}]}",
+            [
+                "step is not a key; there are run, pieces, stages",
+                "run must be a directory, got 3",
+                r"stages\[0\].seed is not a key; there are name, pieces",
+                "stages must have different names, got a, a",
+            ],
+        ),
+    ],
+)
+def test_mistakes_in_a_series_come_together_in_one_line(tmp_path: Path, text: str, messages: list[str]) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=".*; .*".join(f"series {file}: .*{message}" for message in messages)) as raised:
+        Series.read(file)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_series_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="series .*nowhere.yaml: .*No such file"):
+        Series.read(tmp_path / "nowhere.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"run: \xe9")
+    with pytest.raises(UserError, match="series .*latin.yaml: .*can't decode"):
+        Series.read(tmp_path / "latin.yaml")
+
+
+SHIPPED = [name for name in pieces.available() if name.startswith("series/")]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_series_name_pieces_that_are_there(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert series(["plan", str(pieces.shipped(name))]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(Series.read(pieces.shipped(name)).stages)
+
+
+def test_series_is_a_command() -> None:
+    assert SHIPPED
+    assert "series" in COMMANDS
+
+
+def test_a_killed_stage_goes_on_and_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+    many = tmp_path / "many.yaml"
+    many.write_text("{data: {budget: {tokens: 3840}}, every: {save: 1 steps, validate: 1000 steps}}", encoding="utf-8")
+    stages = [{"name": "short", "pieces": [str(many)]}, {"name": "long", "pieces": [str(longer(tmp_path))]}]
+    file, study = write_series(tmp_path, stages=stages), tmp_path / "study"
+    command = [sys.executable, "-m", "kvpath", "series", "run", str(file)]
+    last, summary = study / "short" / "checkpoints" / "last.ckpt", study / "short" / "summary.json"
+
+    # In a process group of its own: the series and its stage are killed together.
+    running = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    while not last.exists() and running.poll() is None:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    assert last.exists()
+    assert not summary.exists()
+
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"resuming from {last}, step " in again.stderr
+    attempts = json.loads((study / "short" / "env.json").read_text(encoding="utf-8"))
+    assert len(attempts) == 2
+
+    base, whole = tmp_path / "toy.yaml", tmp_path / "whole"
+    assert kvpath("fit", "-c", base, "-c", many, "--run", whole / "short") == 0
+    assert (
+        kvpath(
+            "fit", "-c", base, "-c", tmp_path / "longer.yaml", "--run", whole / "long", "--init_from", whole / "short"
+        )
+        == 0
+    )
+    for stage in ("short", "long"):
+        assert metrics_of(study / stage) == metrics_of(whole / stage)
+        assert finished(study / stage)

