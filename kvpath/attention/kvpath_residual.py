@@ -13,7 +13,7 @@ from kvpath.attention.layout import Heads, LayerLayout, Layout, Read, Slot
 from kvpath.attention.path import PathStrategy
 from kvpath.attention.per_head import PerHeadLinear
 from kvpath.attention.product import Segment, attend
-from kvpath.attention.rotary import rotate
+from kvpath.attention.rotary import rotate_in_place
 from kvpath.attention.strategy import Backbone, grouping_problems, rotary_problems, split_heads
 from kvpath.attention.tiles import KeyRange, Rebuilt, attend_in_tiles
 
@@ -161,18 +161,23 @@ class CompactResidualAttention(CompactAttention[ResidualAttention]):
         """As the plain module's, but for the state, which is not passed on."""
         q_BTHD, k, v = self.plain.project(x_BTC, context)
         earlier = context.received(read)
-        k_parts = [part.values.transpose(1, 2) for part in (*earlier[::2], k)]
+        k_alpha, *k_deltas = (part.values.transpose(1, 2) for part in (*earlier[::2], k))
         wide = torch.promote_types(q_BTHD.dtype, torch.float32)
-        u_k = [layer.u_k.weight.to(wide).mT for layer in self._later]
+        u_BGID = self._expansion(q_BTHD.shape[0], wide)
 
         def keys(tokens: slice) -> Tensor:
-            k_BGSD, *deltas = (part[:, :, tokens].to(wide) for part in k_parts)
-            for delta, u in zip(deltas, u_k, strict=True):
-                k_BGSD = k_BGSD + delta @ u
+            k_BGSD = k_alpha[:, :, tokens].to(wide)
+            if u_BGID is None:
+                k_BGSD = k_BGSD.clone()
+            else:
+                delta_BGSI = torch.cat([part[:, :, tokens] for part in k_deltas], dim=-1).to(wide)
+                operands = (part.flatten(0, 1) for part in (k_BGSD, delta_BGSI, u_BGID))
+                k_BGSD = torch.baddbmm(*operands).unflatten(0, k_BGSD.shape[:2])
             cos, sin = context.stored_angles(k.index, tokens, k_BGSD.shape[-1])
-            return rotate(k_BGSD, (cos.transpose(1, 2), sin.transpose(1, 2))).transpose(1, 2)
+            rotate_in_place(k_BGSD, (cos.transpose(1, 2), sin.transpose(1, 2)))
+            return k_BGSD.transpose(1, 2)
 
-        width = k_parts[0].shape[1] * q_BTHD.shape[-1]
+        width = k_alpha.shape[1] * k_alpha.shape[-1]
         values = [part.values for part in (*earlier[1::2], v)]
         scale = 1 / math.sqrt(q_BTHD.shape[-1])
         out, *deltas = attend_in_tiles([q_BTHD], [KeyRange([Rebuilt(width, keys)], values, k.index)], context, scale)
@@ -180,3 +185,10 @@ class CompactResidualAttention(CompactAttention[ResidualAttention]):
             grouped = delta.unflatten(2, (self.plain.n_kv_heads, -1))
             out = out + torch.einsum("btgri,goi->btgro", grouped, layer.u_v.weight).flatten(2, 3)
         return self.plain.w_o(out.flatten(2)), (k.values, v.values)
+
+    def _expansion(self, batch: int, dtype: torch.dtype) -> Tensor | None:
+        """U_K of the path's later layers one below the other, (B, G, sum of delta widths, D); None in its first."""
+        if not self._later:
+            return None
+        u_GID = torch.cat([layer.u_k.weight.mT for layer in self._later], dim=1).to(dtype)
+        return u_GID.expand(batch, -1, -1, -1)

@@ -24,3 +24,12 @@ def rotate(x_BTHD: Tensor, angles: Angles) -> Tensor:
     cos, sin = (part.to(wide) for part in angles)
     first, second = x_BTHD.to(wide).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BTHD.dtype)
+
+
+def rotate_in_place(x_BTHD: Tensor, angles: Angles) -> None:
+    """`rotate` where the result may overwrite `x_BTHD`, float32 or wider, and no gradient is wanted."""
+    cos, sin = (part.to(x_BTHD.dtype) for part in angles)
+    first, second = x_BTHD.chunk(2, dim=-1)
+    before = first.clone()
+    first.mul_(cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).addcmul_(before, sin)

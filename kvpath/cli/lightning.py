@@ -1,6 +1,7 @@
 """fit, validate, test and predict: LightningCLI with one directory a run and no surprises."""
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
 from kvpath.training.cadence import Cadence
-from kvpath.training.curves import drop_events_after, write_hyper_parameters
+from kvpath.training.curves import Curves, drop_events_after, write_hyper_parameters
 from kvpath.training.final_validation import FinalValidation
 from kvpath.training.metrics_file import MetricsFile, drop_lines_after, final_metrics
 from kvpath.training.module import LanguageModel
@@ -183,8 +184,7 @@ class KVPathCLI(LightningCLI):
             return
         if configured is None or configured is True:
             if self.command == "fit":
-                path = self.run_directory.path
-                yield TensorBoardLogger(path, name="", version=self.run_directory.curves.name, default_hp_metric=False)
+                yield Curves(self.run_directory.path)
         elif configured is not False:
             yield from configured if isinstance(configured, list) else [configured]
         if self.command == "fit":
@@ -332,7 +332,10 @@ def prepare_fit(argv: list[str]) -> list[str]:
         return argv
     run = option(argv, "run")
     if run is None:
-        run = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
+        # Ranks that a launcher starts later inherit the name.
+        if "LOCAL_RANK" not in os.environ:
+            os.environ["KVPATH_RUN"] = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
+        run = os.environ.get("KVPATH_RUN", "runs/unnamed")
         argv = [*argv, "--run", run]
     directory, wanted = RunDirectory(run), option(argv, "ckpt_path")
     if wanted is None:

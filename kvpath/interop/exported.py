@@ -108,9 +108,10 @@ def write_export(
         if tokenizer is not None:
             tokenizer.save(unfinished / TOKENIZER)
         for file in unfinished.iterdir():
+            file.chmod(0o644)
             with file.open("rb") as written:
                 os.fsync(written.fileno())
-        unfinished.chmod(0o755)
+        unfinished.chmod(0o755)  # temporary ones are private
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

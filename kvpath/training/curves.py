@@ -5,8 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.training.watch import BY_TOKENS
+
+
+class Curves(TensorBoardLogger):
+    """TensorBoard in the folder `tb` of a run, without the epochs that Lightning adds: a run is one."""
+
+    def __init__(self, run: Path) -> None:
+        """Events go to `run`/tb."""
+        super().__init__(run, name="", version="tb", default_hp_metric=False)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add a point to each curve."""
+        super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
 
 
 def drop_events_after(folder: Path, step: int) -> None:

@@ -257,7 +257,8 @@ class LanguageModel(LightningModule):
             where = {} if known is None else {"corpus": known.corpus, "split": known.split, "context": known.context}
             self.results.append({**where, "tokens": tokens, "bytes": n_bytes, "nll_sum": nll, **summary})
         # Unless told, Lightning logs an evaluation within training one step early.
-        self.log_dict({**metrics, "step": float(self.global_step)}, add_dataloader_idx=False)
+        # Every rank holds the same sums by now: sync_dist only tells Lightning so.
+        self.log_dict({**metrics, "step": float(self.global_step)}, add_dataloader_idx=False, sync_dist=True)
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
