@@ -1,7 +1,6 @@
 """fit, validate, test and predict: LightningCLI with one directory a run and no surprises."""
 
 import logging
-import os
 import time
 import warnings
 from collections.abc import Iterable
@@ -18,8 +17,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.analysis.matching import resolve_widths
 from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
+from kvpath.cli.preparing import prepare_evaluation, prepare_fit
 from kvpath.cli.results import PredictionFile, results_table, write_results
-from kvpath.cli.resume import changes, refuse_changes, say_conflicts, stored_config
+from kvpath.cli.resume import changes, refuse_changes, say_conflicts
 from kvpath.cli.run_options import Every, Sample
 from kvpath.cli.stages import tokens_seen
 from kvpath.config import backbone_from
@@ -32,7 +32,7 @@ from kvpath.training.final_validation import FinalValidation
 from kvpath.training.metrics_file import MetricsFile, drop_lines_after, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
-from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
+from kvpath.training.run_directory import RunDirectory, find_checkpoint
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
@@ -326,53 +326,6 @@ def run_lightning(command: str, argv: list[str]) -> int:
     return 0
 
 
-def prepare_fit(argv: list[str]) -> list[str]:
-    """Settle the run directory and what to resume from, before parsing."""
-    if "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv):
-        return argv
-    run = option(argv, "run")
-    if run is None:
-        # Ranks that a launcher starts later inherit the name.
-        if "LOCAL_RANK" not in os.environ:
-            os.environ["KVPATH_RUN"] = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
-        run = os.environ.get("KVPATH_RUN", "runs/unnamed")
-        argv = [*argv, "--run", run]
-    directory, wanted = RunDirectory(run), option(argv, "ckpt_path")
-    if wanted is None:
-        if directory.holds_a_run and not option(argv, "trainer.fast_dev_run"):
-            raise UserError(
-                f"run {run}: there is a run already; --ckpt_path last continues it, another --run starts anew"
-            )
-        return argv
-    argv = without_option(argv, "ckpt_path")
-    if wanted == "last" and not directory.last.exists():
-        rank_zero_say(f"no checkpoint in {run} yet: starting from step 0")
-        return argv
-    checkpoint = directory.last if wanted == "last" else find_checkpoint(wanted)
-    if is_export(checkpoint):
-        raise UserError(f"ckpt_path {wanted}: an export has weights and no optimizer state; --init_from starts from it")
-    rank_zero_say(f"resuming from {checkpoint}, step {stored_step(checkpoint):,}")
-    stored = ["--config", str(directory.config)] if directory.config.exists() else []
-    return [*stored, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
-
-
-def prepare_evaluation(command: str, argv: list[str]) -> list[str]:
-    """Find the weights and put the configuration stored beside them first, before parsing."""
-    if "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv):
-        return argv
-    wanted = option(argv, "ckpt_path")
-    if wanted is None:
-        raise UserError(f"{command} needs --ckpt_path: a run directory, a checkpoint file or an exported directory")
-    checkpoint = find_checkpoint(wanted)
-    argv = without_option(argv, "ckpt_path")
-    run = run_of(checkpoint)
-    stored = run.config if run is not None else stored_config(checkpoint)
-    if run is not None and option(argv, "run") is None:
-        argv = [*argv, "--run", str(run.path)]
-    quiet = ["--verbose", "false"] if command in ("validate", "test") else []
-    return ["--config", str(stored), *quiet, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
-
-
 def quieten() -> None:
     """Leave out what Lightning says about itself and what does not apply here."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
@@ -384,27 +337,3 @@ def quieten() -> None:
         ".*does not have many workers.*",
     ):
         warnings.filterwarnings("ignore", message=message)
-
-
-def option(argv: list[str], name: str) -> str | None:
-    """The last value of `--name VALUE` or `--name=VALUE`."""
-    value = None
-    for position, argument in enumerate(argv):
-        if argument == f"--{name}":
-            value = argv[position + 1] if position + 1 < len(argv) else None
-        elif argument.startswith(f"--{name}="):
-            value = argument.split("=", 1)[1]
-    return value
-
-
-def without_option(argv: list[str], name: str) -> list[str]:
-    """`argv` without `--name VALUE` and `--name=VALUE`."""
-    kept, skip = [], False
-    for argument in argv:
-        if skip:
-            skip = False
-        elif argument == f"--{name}":
-            skip = True
-        elif not argument.startswith(f"--{name}="):
-            kept.append(argument)
-    return kept
