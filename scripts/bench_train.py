@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -197,8 +198,10 @@ def training_step(model: nn.Module, loss_of_batch: Callable[[], Tensor]) -> Call
 
 
 def has_llamas_shape(config: BackboneConfig) -> bool:
-    """Whether transformers' Llama can hold its weights."""
-    return type(config.attention) is GQA and len(set(config.d_ff_per_layer)) == 1
+    """Whether transformers, if it is installed, has a Llama that can hold its weights."""
+    return (
+        find_spec("transformers") is not None and type(config.attention) is GQA and len(set(config.d_ff_per_layer)) == 1
+    )
 
 
 def llama_from(model: Decoder) -> nn.Module:
@@ -297,9 +300,12 @@ def parent(args: argparse.Namespace) -> int:
             last = statistics.median(found[arm][-1].seconds)
             print(f"  {arm.name:40} {last:8.3f} s a step", file=sys.stderr, flush=True)
 
-    rows = [*summarise(found, args.length)]
+    peaks = found.pop(Arm("peak"))
+    peak = max(turn.flops / min(turn.seconds) for turn in peaks)
+    rows = [*summarise(found, args.length, peak)]
     equal = compare_losses(rows, TOLERANCE[args.precision])
     print(table([{key: cell(row[key]) for key in COLUMNS} for row in rows]))
+    print(f"of_peak: FLOPs of `kvpath audit` over those of one large product, {peak / 1e9:,.1f} GFLOP/s")
     for row in rows:
         if row["costs"]:
             costs = ", ".join(f"{name} {share:.1%}" for name, share in row["costs"].items())
@@ -315,6 +321,7 @@ def parent(args: argparse.Namespace) -> int:
         "busy_cores": busy,
         "quiet": max(busy) <= QUIET,
         "losses_equal": equal,
+        "peak_flops_per_s": peak,
         "arms": rows,
     }
     print(json.dumps(result))
@@ -346,15 +353,11 @@ def measure_apart(arm: Arm, args: argparse.Namespace) -> Measured:
 COLUMNS = ("arm", "tokens_per_s", "over_hf", "of_ceiling", "of_peak", "peak_rss_mb")
 
 
-def summarise(found: dict[Arm, list[Measured]], length: int) -> Iterator[dict[str, Any]]:
+def summarise(found: dict[Arm, list[Measured]], length: int, peak: float) -> Iterator[dict[str, Any]]:
     """A row for each arm, over all rounds."""
     seconds = {arm: statistics.median(s for turn in turns for s in turn.seconds) for arm, turns in found.items()}
-    peak = found[Arm("peak")][0].flops / min(s for turn in found[Arm("peak")] for s in turn.seconds)
     llamas = [arm for arm in found if arm.kind == "hf"]
     for arm, turns in found.items():
-        if arm.kind == "peak":
-            yield {**dict.fromkeys(COLUMNS), "arm": arm.name, "flops_per_s": peak, "losses": [], "costs": {}}
-            continue
         # Hugging Face's of the same shape, else the first: all have about as many parameters.
         against = [llama for llama in llamas if llama.compiled == arm.compiled]
         against = [llama for llama in against if llama.model == arm.model] or against[:1]

@@ -1,61 +1,21 @@
 """Toy instances of every strategy, for the tests that must hold whatever the layout: a new strategy is added here."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
-import torch
-from torch import Tensor
 
 from kvpath.attention import (
     CLA,
     GQA,
     MLA,
-    AttentionStrategy,
     KVPathConcat,
     KVPathMLA,
     KVPathResidual,
     KVPathRolling,
 )
-from kvpath.model import BackboneConfig, Decoder
+from kvpath.testing.toys import D_MODEL, VOCAB_SIZE, tokens
+from kvpath.testing.toys import Toy as Case
 from tests.attention.strategies import LocalHistory, RunningState, SharedUpper, WindowedGQA
 
-VOCAB_SIZE = 13
-D_MODEL = 10
-
-
-@dataclass(frozen=True)
-class Case:
-    """A strategy in a toy model."""
-
-    name: str
-    attention: AttentionStrategy
-    n_layers: int = 3
-
-    def __str__(self) -> str:
-        return self.name
-
-    def config(self, **changes: Any) -> BackboneConfig:
-        """Odd sizes, and weights large enough for attention to be far from uniform."""
-        plain = dict(vocab_size=VOCAB_SIZE, d_model=D_MODEL, n_layers=self.n_layers, d_ff=7, pad_vocab_to=5)
-        return BackboneConfig(**{**plain, "init_std": 0.3, "attention": self.attention, **changes})
-
-    def decoder(self, dtype: torch.dtype = torch.float64, **changes: Any) -> Decoder:
-        """The same weights for the same case; the gains of the norms are not one."""
-        model = Decoder(self.config(**changes)).to(dtype)
-        draw = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                scale, centre = (0.3, 0.0) if parameter.dim() > 1 else (0.2, 1.0)
-                noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
-                parameter.copy_(centre + scale * noise)
-        return model
-
-
-def tokens(*shape: int, seed: int = 2) -> Tensor:
-    """Token ids."""
-    return torch.randint(0, VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
-
+__all__ = ["CASES", "CONTRACT", "D_MODEL", "SHIPPED", "VOCAB_SIZE", "Case", "every_case", "tokens"]
 
 SHIPPED = [
     Case("gqa-all", GQA(n_heads=3, n_kv_heads=3, head_dim=6)),

@@ -162,6 +162,17 @@ def test_the_csv_logger_writes_into_the_run(tmp_path: Path) -> None:
     assert any(str(lines[0]["train/loss"]) in row for row in rows)
     assert not list((tmp_path / "run").glob("**/events.out*"))
 
+    def steps() -> list[int]:
+        _, *rows = (tmp_path / "run" / "csv" / "metrics.csv").read_text(encoding="utf-8").splitlines()
+        return sorted(int(row.split(",")[columns.index("step")]) for row in rows)
+
+    columns, run = header.split(","), ("--run", tmp_path / "run")
+    assert steps() == [1, 2, 2]  # of which one is the validation's, and none a count of tokens
+    assert kvpath("test", "--ckpt_path", tmp_path / "run") == 0
+    assert steps() == [1, 2, 2]
+    assert kvpath("fit", *run, "--ckpt_path", "last", "--data.budget.tokens=192", "--allow=[horizon]") == 0
+    assert steps() == [1, 2, 2, 3, 3]
+
 
 def without_data(folder: Path) -> Path:
     """The small piece without a source and a tokenizer, which a data piece gives."""

@@ -46,8 +46,7 @@ def cache_bytes(
     """
     capacity, own = whole_blocks(tokens, block), slot_dtypes or {}
     entries = sum(
-        kept_tokens(slot, capacity) * slot.elements * own.get(name, dtype).itemsize
-        for _, name, slot in layout.cached()
+        kept_tokens(slot, capacity) * slot.elements * own.get(name, dtype).itemsize for _, name, slot in layout.cached()
     )
     places = batch * (POSITION_BYTES + VALIDITY_BYTES) if padded else POSITION_BYTES
     return batch * entries + places * capacity

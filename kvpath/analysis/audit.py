@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from kvpath.analysis.allocation import cache_bytes, whole_blocks
+from kvpath.analysis.step_memory import compact_bytes, step_bytes
 from kvpath.attention.accounting import (
     attention_flops,
     measured_flops,
@@ -15,6 +17,7 @@ from kvpath.attention.accounting import (
     visible_keys,
     visible_pairs,
 )
+from kvpath.attention.layout import Layout
 from kvpath.errors import UserError
 from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
@@ -56,6 +59,18 @@ class Audit:
     stored_bytes_per_token: float
     """Bytes of the cache over the context."""
 
+    allocated_bytes_per_token: float
+    """Bytes that `kvpath.inference.Cache` allocates for one row, over its tokens: the context in whole blocks."""
+
+    compact_bytes: int
+    """Bytes of weights that the compact modules for decoding derive and keep beside the model's."""
+
+    step_bytes: int
+    """Most bytes that one layer's attention holds at once in a decoding step of one row, beyond weights and cache."""
+
+    plain_step_bytes: int
+    """The same without compact modules."""
+
     forward_flops_per_token: float
     """FLOPs of a forward pass over the context, per token."""
 
@@ -93,6 +108,7 @@ def audit(
     model = on_meta(config)
     forward = forward_flops(model, context)
     stored = stored_elements(model.layout, context)
+    in_dtype = on_meta(config).to(getattr(torch, dtype))
     return Audit(
         name=name or type(config.attention).__name__,
         context=context,
@@ -103,10 +119,20 @@ def audit(
         stored_elements_per_token=stored,
         read_elements_per_token=read_elements(model.layout, context),
         stored_bytes_per_token=stored * ELEMENT_BYTES[dtype],
+        allocated_bytes_per_token=allocated_bytes_per_token(model.layout, context, dtype),
+        compact_bytes=compact_bytes(in_dtype),
+        step_bytes=step_bytes(in_dtype, context),
+        plain_step_bytes=step_bytes(in_dtype, context, compact=False),
         forward_flops_per_token=forward,
         training_flops_per_token=3 * forward,
         decode_flops_per_token=decode_flops(model, context),
     )
+
+
+def allocated_bytes_per_token(layout: Layout, context: int, dtype: str) -> float:
+    """Bytes of a cache for one row, its positions included, at a capacity of whole blocks that holds `context`."""
+    capacity = whole_blocks(context)
+    return per_token(cache_bytes(layout, 1, capacity, getattr(torch, dtype)), capacity)
 
 
 def on_meta(config: BackboneConfig) -> Decoder:

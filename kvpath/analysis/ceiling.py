@@ -62,7 +62,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in MATRIX_PRODUCTS or func.name().startswith(ATTENTION):
-            keywords = tuple((name, _looks(value)) for name, value in kwargs.items())
+            keywords = tuple((name, _looks(value)) for name, value in kwargs.items() if value is not None)
             self.calls.append(Call(func, tuple(map(_looks, args)), keywords))
         return func(*args, **kwargs)
 

@@ -14,7 +14,9 @@ Cell = str | int | float
 CONVENTION = """\
 Stored: elements of keys and values that the cache holds, per token of context. Read: elements that a decoding step
 reads, per token of context; each layer counts every stored element its attention must touch once. With windows, both
-are the total at the context over the context.
+are the total at the context over the context. Allocated: what the cache of one row takes in memory, its positions
+included, over its tokens, which are the context in whole blocks of 256. Beyond weights and cache, decoding keeps the
+compact bytes, weights that its modules derive, and one layer's attention holds the step bytes at once, for one row.
 FLOPs per token: a multiply-add is 2; matrix products only, the output head included. Attention counts visible keys:
 (T+1)/2 on average under the causal mask for T = context, fewer in a window. Training is 3 x forward, recomputation
 apart. Decoding is one step that sees the whole context; every weight is met once, and latents are not expanded.\
@@ -96,6 +98,9 @@ def _short(audit: Audit) -> dict[str, Cell]:
         "stored": audit.stored_elements_per_token,
         "read": audit.read_elements_per_token,
         f"bytes ({audit.dtype})": audit.stored_bytes_per_token,
+        "allocated bytes": audit.allocated_bytes_per_token,
+        "compact bytes": audit.compact_bytes,
+        "step bytes": audit.step_bytes,
         "forward MFLOP": audit.forward_flops_per_token / 1e6,
         "training MFLOP": audit.training_flops_per_token / 1e6,
         "decode MFLOP": audit.decode_flops_per_token / 1e6,

@@ -177,10 +177,10 @@ class CompactResidualAttention(CompactAttention[ResidualAttention]):
             rotate_in_place(k_BGSD, (cos.transpose(1, 2), sin.transpose(1, 2)))
             return k_BGSD.transpose(1, 2)
 
-        width = k_alpha.shape[1] * k_alpha.shape[-1]
+        k_part = Rebuilt(k_alpha.shape[1], k_alpha.shape[-1], keys)
         values = [part.values for part in (*earlier[1::2], v)]
         scale = 1 / math.sqrt(q_BTHD.shape[-1])
-        out, *deltas = attend_in_tiles([q_BTHD], [KeyRange([Rebuilt(width, keys)], values, k.index)], context, scale)
+        out, *deltas = attend_in_tiles([q_BTHD], [KeyRange([k_part], values, k.index)], context, scale)
         for layer, delta in zip(self._later, deltas, strict=True):
             grouped = delta.unflatten(2, (self.plain.n_kv_heads, -1))
             out = out + torch.einsum("btgri,goi->btgro", grouped, layer.u_v.weight).flatten(2, 3)

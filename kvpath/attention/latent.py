@@ -67,7 +67,7 @@ def _expanded(latent_BS1L: Tensor, w_HDL: Tensor, gain: Tensor | None) -> Rebuil
     def make(tokens: slice) -> Tensor:
         return split_heads(F.linear(_scaled(latent_BS1L[:, tokens, 0], gain), w), n_heads)
 
-    return Rebuilt(n_heads * dim, make)
+    return Rebuilt(n_heads, dim, make)
 
 
 def _scaled(x: Tensor, gain: Tensor | None) -> Tensor:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kvpath.attention.context import Context, History
 
+MASK_ELEMENTS = 2**22
+"""What a mask holds in a pass with a store: beyond it, queries go in tiles."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -41,20 +44,29 @@ def attend(q_parts: Sequence[Tensor], segments: Sequence[Segment], context: Cont
     values = [_join(segment.v, heads) for segment in segments]
     k_BGSD = (torch.cat(keys, dim=1) if len(keys) > 1 else keys[0]).transpose(1, 2)
     v_BGSV = (torch.cat(values, dim=1) if len(values) > 1 else values[0]).transpose(1, 2)
-    mask, causal = _visibility(q_BHTD.shape[2], segments, context)
-    out_BHTV = _product(q_BHTD, k_BGSD, v_BGSV, mask, causal)
+    n_queries = q_BHTD.shape[2]
+    most_rows = max(1, MASK_ELEMENTS // (q_BHTD.shape[0] * k_BGSD.shape[2]))
+    if context.store is None or n_queries <= most_rows or _only_causal(n_queries, segments):
+        out_BHTV = _product(q_BHTD, k_BGSD, v_BGSV, *_visibility(n_queries, segments, context))
+    else:
+        tiles = [slice(start, min(start + most_rows, n_queries)) for start in range(0, n_queries, most_rows)]
+        outs = [
+            _product(q_BHTD[:, :, rows], k_BGSD, v_BGSV, _mask_of(rows, n_queries, segments, context), False)
+            for rows in tiles
+        ]
+        out_BHTV = torch.cat(outs, dim=2)
     return out_BHTV.transpose(1, 2).flatten(2)
 
 
 def _join(parts: tuple[History, ...], heads: int) -> Tensor:
     """Parts over features, (B, S, G_i, D_i), as one (B, S, heads, sum of D_i)."""
-    spread = [
-        part.values
-        if part.values.shape[2] == heads
-        else part.values.repeat_interleave(heads // part.values.shape[2], dim=2)
-        for part in parts
-    ]
+    spread = [_share(part.values, heads) for part in parts]
     return torch.cat(spread, dim=-1) if len(spread) > 1 else spread[0]
+
+
+def _share(x_BSGD: Tensor, heads: int) -> Tensor:
+    """Each head as often as makes `heads` of them; a single head is not copied."""
+    return x_BSGD.unsqueeze(3).expand(-1, -1, -1, heads // x_BSGD.shape[2], -1).flatten(2, 3)
 
 
 def _visibility(n_queries: int, segments: Sequence[Segment], context: Context) -> tuple[Tensor | None, bool]:
@@ -70,6 +82,26 @@ def _visibility(n_queries: int, segments: Sequence[Segment], context: Context) -
         masks.append(mask)
     batch = max(mask.shape[0] for mask in masks)
     return torch.cat([mask.expand(batch, -1, -1, -1) for mask in masks], dim=-1), False
+
+
+def _only_causal(n_queries: int, segments: Sequence[Segment]) -> bool:
+    """Whether a kernel knows what is visible without a mask."""
+    keys = segments[0].k[0]
+    return len(segments) == 1 and keys.window is None and keys.index.plain and len(keys.index) == n_queries
+
+
+def _mask_of(rows: slice, n_queries: int, segments: Sequence[Segment], context: Context) -> Tensor:
+    """What some rows of the last `n_queries` new tokens see of all segments, (B, 1, t, S)."""
+    masks = []
+    for keys in (segment.k[0] for segment in segments):
+        n_keys = len(keys.index)
+        seen = context.visible_tile(n_queries, rows, keys.index, slice(0, n_keys), keys.window)
+        if isinstance(seen, bool):
+            shape = (1, 1, rows.stop - rows.start, n_keys)
+            seen = torch.full(shape, seen, dtype=torch.bool, device=keys.values.device)
+        masks.append(seen)
+    batch = max(mask.shape[0] for mask in masks)
+    return torch.cat([mask.expand(batch, -1, -1, -1) for mask in masks], dim=-1)
 
 
 def _product(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

@@ -30,8 +30,11 @@ FEWEST_KEYS, MOST_KEYS, QUERY_ROWS = 64, 2048, 64
 class Rebuilt:
     """Keys or values that are made a tile at a time."""
 
-    width: int
-    """Elements G * D of each token."""
+    heads: int
+    """Heads G of what is made."""
+
+    dim: int
+    """Features D of each head."""
 
     make: Callable[[slice], Tensor]
     """Gives a range of the S stored tokens, (B, s, G, D)."""
@@ -83,9 +86,13 @@ def attend_in_tiles(
         (B, T, H, V_j) for each part of the values, not joined. A query that sees no key gives zeros.
     """
     dtype, device = q_parts[0].dtype, q_parts[0].device.type
+    widths = [_shape(part)[1] for part in ranges[0].v]
+    if q_parts[0].shape[1] > QUERY_ROWS:
+        # Joining a tile costs once for all queries, and then each has one product in place of several.
+        q_parts, ranges = [torch.cat(tuple(q_parts), dim=-1)], [_joined(keys) for keys in ranges]
     # CPUs have no product of narrow numbers with a wide result.
     taken = dtype if device == "cuda" else torch.promote_types(dtype, torch.float32)
-    q_BHTD = [part.transpose(1, 2).to(taken) for part in q_parts]
+    q_BHTD = [part.transpose(1, 2).to(taken) * scale for part in q_parts]
     batch, heads, n_queries, _ = q_BHTD[0].shape
     running: dict[int, _RunningSoftmax] = {}
     for keys in ranges:
@@ -99,12 +106,15 @@ def attend_in_tiles(
                 if seen is False:
                     continue
                 products = (_scores(q[:, :, rows], tiles[id(k)]) for q, k in zip(q_BHTD, keys.k, strict=True))
-                scores = functools.reduce(Tensor.add_, products) * scale
+                scores = functools.reduce(Tensor.add_, products)
                 if seen is not True:
                     scores.masked_fill_(~seen, -torch.inf)
                 running.setdefault(rows.start, _RunningSoftmax()).add(scores, [tiles[id(v)] for v in keys.v])
+            # Before the next tile is made.
+            tiles.clear()
     outs = [softmax.result() for softmax in running.values()]
-    return [torch.cat(part, dim=2).to(dtype).transpose(1, 2) for part in zip(*outs, strict=True)]
+    parts = [torch.cat(part, dim=2).to(dtype).transpose(1, 2) for part in zip(*outs, strict=True)]
+    return parts if len(parts) == len(widths) else list(parts[0].split(widths, dim=-1))
 
 
 class _RunningSoftmax:
@@ -140,10 +150,10 @@ def _key_tile(keys: KeyRange, scores_per_key: int, batch: int, as_stored: bool, 
     if torch.compiler.is_compiling():
         # One tile, since a longer history must not compile anew.
         return len(keys.index)
-    made = [part.width for part in (*keys.k, *keys.v) if isinstance(part, Rebuilt)]
-    if not as_stored:
-        made += [part.shape[2] * part.shape[3] for part in (*keys.k, *keys.v) if isinstance(part, Tensor)]
-    fitting = _tile_elements(device) // max([scores_per_key, *(batch * width for width in made)])
+    widths = {
+        id(part): math.prod(_shape(part)) for part in (*keys.k, *keys.v) if isinstance(part, Rebuilt) or not as_stored
+    }
+    fitting = _tile_elements(device) // max(scores_per_key, batch * sum(widths.values()))
     return max(FEWEST_KEYS, min(MOST_KEYS, fitting))
 
 
@@ -153,6 +163,28 @@ def _tile_elements(device: str) -> int:
 
 def _slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _shape(part: Part) -> tuple[int, int]:
+    """Heads, and features of each."""
+    return (part.heads, part.dim) if isinstance(part, Rebuilt) else (part.shape[2], part.shape[3])
+
+
+def _joined(keys: KeyRange) -> KeyRange:
+    """Each side as one part, which is joined a tile at a time."""
+    heads = max(_shape(part)[0] for part in (*keys.k, *keys.v))
+
+    def join(parts: Sequence[Part]) -> Part:
+        if len(parts) == 1:
+            return parts[0]
+
+        def make(tokens: slice) -> Tensor:
+            tiles = (_made(part, tokens) for part in parts)
+            return torch.cat([tile.repeat_interleave(heads // tile.shape[2], dim=2) for tile in tiles], dim=-1)
+
+        return Rebuilt(heads, sum(_shape(part)[1] for part in parts), make)
+
+    return KeyRange([join(keys.k)], [join(keys.v)], keys.index, keys.window)
 
 
 def _made(part: Part, tokens: slice) -> Tensor:

@@ -1,6 +1,5 @@
 """``kvpath audit``: what models cost, before any training."""
 
-import argparse
 import re
 from fnmatch import fnmatch
 from glob import glob
@@ -11,6 +10,7 @@ from kvpath.analysis.audit import Audit, audit, sequences_that_fit
 from kvpath.analysis.drawing import draw
 from kvpath.analysis.matching import refuse_unmatched
 from kvpath.analysis.tables import Cell, format_audits
+from kvpath.cli.arguments import Arguments
 from kvpath.config import load_config
 from kvpath.errors import UserError
 from kvpath.model.config import BackboneConfig
@@ -46,12 +46,11 @@ def audit_command(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvpath audit",
-        description="Counts parameters, stored and read elements and FLOPs of models, without allocating them.",
-        epilog="Other options override the configuration, such as --model.backbone.d_ff 1024.",
-        allow_abbrev=False,
+def _parser() -> Arguments:
+    parser = Arguments(
+        "audit",
+        "Counts parameters, stored and read elements and FLOPs of models, without allocating them.",
+        "Other options override the configuration, such as --model.backbone.d_ff 1024.",
     )
     parser.add_argument("-c", "--config", action="append", default=[], metavar="PIECE", help="a file or shipped piece")
     parser.add_argument(

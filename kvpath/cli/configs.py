@@ -1,9 +1,9 @@
 """``kvpath configs``: lists, prints and copies the YAML pieces that are shipped with kvpath."""
 
-import argparse
 from pathlib import Path
 
 from kvpath import pieces
+from kvpath.cli.arguments import Arguments
 from kvpath.errors import UserError
 
 
@@ -13,9 +13,9 @@ def configs(argv: list[str]) -> int:
     Raises:
         UserError: there is no such piece, or its copy cannot be written.
     """
-    parser = argparse.ArgumentParser(
-        prog="kvpath configs",
-        description="Lists the YAML pieces that come with kvpath; with a NAME, prints that piece or copies it.",
+    parser = Arguments(
+        "configs",
+        "Lists the YAML pieces that come with kvpath; with a NAME, prints that piece or copies it.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="a piece, such as attention/gqa")
     parser.add_argument("--copy", nargs="?", const=".", metavar="DIR", help="copy it to DIR/NAME.yaml (DIR: here)")

@@ -13,9 +13,13 @@ def export_command(argv: list[str]) -> int:
         UserError: there are no weights, or the output exists.
     """
     parser = Arguments("export", "Writes model.safetensors, config.json and tokenizer.json.")
-    parser.add_argument("--ckpt_path", required=True, metavar="RUN", help="a run, a checkpoint or an exported directory")
+    parser.add_argument(
+        "--ckpt_path", required=True, metavar="RUN", help="a run, a checkpoint or an exported directory"
+    )
     parser.add_argument("--output", required=True, metavar="DIR", help="a directory that does not exist yet")
-    parser.add_argument("--dtype", metavar="DTYPE", help="of the weights: fp32, bf16, fp16 or fp64; as stored by default")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="of the weights: fp32, bf16, fp16 or fp64; as stored by default"
+    )
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json; that of the run by default")
     arguments = parser.parse_args(argv)
     from kvpath.data.tokenizer import TokenizerConfig

@@ -41,7 +41,8 @@ def generate_command(argv: list[str]) -> int:
     from kvpath.inference.sampling import SamplingConfig
 
     SamplingConfig(**sampling)  # a mistake is told before the weights are read
-    found = load(arguments.ckpt_path, device=arguments.device, dtype=arguments.dtype, tokenizer=arguments.tokenizer)
+    model_options = {key: getattr(arguments, key) for key in ("device", "dtype", "tokenizer", "compile")}
+    found = load(arguments.ckpt_path, **model_options)
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
         if prompts is None:
@@ -55,7 +56,9 @@ def generate_command(argv: list[str]) -> int:
 
 def _parser() -> Arguments:
     parser = Arguments("generate", "Continues prompts. Text goes to standard output, all else to standard error.")
-    parser.add_argument("--ckpt_path", required=True, metavar="RUN", help="a run, a checkpoint or an exported directory")
+    parser.add_argument(
+        "--ckpt_path", required=True, metavar="RUN", help="a run, a checkpoint or an exported directory"
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", action="append", metavar="TEXT", help="what to continue; may be repeated")
     source.add_argument(
@@ -78,6 +81,7 @@ def _parser() -> Arguments:
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; a CUDA device by default if there is one")
     parser.add_argument("--dtype", help="of weights and cache: fp32, bf16, fp16 or fp64; as stored by default")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json; that of the run by default")
+    parser.add_argument("--compile", action="store_true", help="decode by a compiled model, worth it for long texts")
     return parser
 
 
@@ -119,13 +123,14 @@ class _Writer:
 
     def __init__(self, arguments: argparse.Namespace, n_rows: int) -> None:
         self.json, self.n_rows = arguments.format == "jsonl", n_rows
-        self.stream = arguments.stream if arguments.stream is not None else n_rows == 1 and not self.json
+        by_default = n_rows == 1 and not self.json and arguments.batch_size is None
+        self.stream = by_default if arguments.stream is None else arguments.stream
         self.batch_size = 1 if self.stream else arguments.batch_size
 
     def write(self, model: "TextModel", prompts: list[str], sampling: dict[str, Any]) -> None:
         """Run the model and write: text as it comes, or results once they are whole, in order."""
         started, tokens, written = time.perf_counter(), 0, 0
-        whole: dict[int, "Result"] = {}
+        whole: dict[int, Result] = {}
         for piece in model.stream(prompts, batch_size=self.batch_size, **sampling):
             if self.stream:
                 sys.stdout.write(piece.text)

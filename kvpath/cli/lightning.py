@@ -5,14 +5,16 @@ import time
 import warnings
 from collections.abc import Iterable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.analysis.matching import resolve_widths
@@ -27,16 +29,18 @@ from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
 from kvpath.training.cadence import Cadence
+from kvpath.training.csv_curves import keep_rows_until
 from kvpath.training.curves import Curves, drop_events_after, write_hyper_parameters
 from kvpath.training.final_validation import FinalValidation
 from kvpath.training.metrics_file import MetricsFile, drop_lines_after, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
-from kvpath.training.run_directory import RunDirectory, find_checkpoint
+from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
 from kvpath.training.stored_config import FORMAT_VERSION, read_checkpoint, stored_step, to_plain
+from kvpath.training.validation_clock import ValidationClock
 from kvpath.training.watch import Progress, Watch
 
 NOT_STORED = ("config", "run", "ckpt_path", "init_from", "allow", "output", "weights_only", "verbose")
@@ -57,6 +61,10 @@ _SETTLED_ELSEWHERE = {
     "check_val_every_n_epoch": (None, "state every.validate, in steps, tokens or minutes"),
     "log_every_n_steps": (1, "state every.log, in steps, tokens or minutes"),
     "max_epochs": (-1, "state data.budget.tokens; a run is one pass of that length"),
+    "gradient_clip_algorithm": (None, "gradients are clipped by their norm: state model.optimizer.clip_norm"),
+    "enable_checkpointing": (True, "a run always keeps its last state: state every.save"),
+    "default_root_dir": (None, "state run"),
+    "barebones": (False, "it leaves out what a run is watched by"),
 }
 
 
@@ -116,6 +124,9 @@ class KVPathCLI(LightningCLI):
             for name, (neutral, instead) in _SETTLED_ELSEWHERE.items()
             if trainer.get(name) not in (None, neutral)
         )
+        if self.own.peak_flops is not None and not self.own.peak_flops > 0:
+            raise UserError(f"peak_flops must be positive, got {self.own.peak_flops}")
+        Sample(**vars(self.own.sample))
         self._settle_widths()
         self._settle_start()
         self._settle_logger()
@@ -141,6 +152,8 @@ class KVPathCLI(LightningCLI):
         loggers = self.own.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             arguments = getattr(logger, "init_args", None)
+            if str(getattr(logger, "class_path", "")).endswith("WandbLogger") and find_spec("wandb") is None:
+                raise UserError("trainer.logger WandbLogger: wandb is not installed: pip install wandb")
             if arguments is None:
                 continue
             for key, value in arguments.as_dict().items():
@@ -172,7 +185,10 @@ class KVPathCLI(LightningCLI):
             kwargs["enable_checkpointing"] = False
         if SLURMEnvironment.detect():
             kwargs["plugins"] = [*(config.get("plugins") or []), SLURMEnvironment(auto_requeue=False)]
-        return self._instantiate_trainer({**config, **kwargs}, callbacks)
+        try:
+            return self._instantiate_trainer({**config, **kwargs}, callbacks)
+        except (MisconfigurationException, TypeError, ValueError) as error:  # a flag that Lightning does not take
+            raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
     def _validation_interval(self) -> int | timedelta:
         cadence, budget = self.cadences["validate"], self.datamodule.budget
@@ -201,6 +217,7 @@ class KVPathCLI(LightningCLI):
         yield Opening(self.run_directory, self.stored())
         yield Watch(self.every.log, self.own.peak_flops)
         yield TextSample(**vars(self.own.sample), path=self.run_directory.samples)
+        yield ValidationClock(self.cadences["validate"])
         yield FinalValidation()
         yield Saving(self.run_directory.checkpoints, self.every.save)
 
@@ -215,8 +232,11 @@ class KVPathCLI(LightningCLI):
         """Say what will run, refuse what must not change, and open the run directory."""
         run = self.run_directory
         assert run is not None
-        if run.config.exists() and self.own.ckpt_path:
-            refuse_changes(changes(run.config.read_text(encoding="utf-8"), self.stored()), self.own.allow)
+        if self.own.ckpt_path:
+            before = run_of(Path(self.own.ckpt_path)) or run
+            if before.config.exists():
+                refuse_changes(changes(before.config.read_text(encoding="utf-8"), self.stored()), self.own.allow)
+            self.datamodule.accepts_other_text = "data" in self.own.allow
         if self.own.init_from and not self.own.ckpt_path:
             self.model.load_weights(find_checkpoint(self.own.init_from, "init_from"))
             rank_zero_say(f"weights from {self.own.init_from}")
@@ -231,6 +251,9 @@ class KVPathCLI(LightningCLI):
         drop_lines_after(run.metrics, step)
         drop_lines_after(run.samples, step)
         drop_events_after(run.curves, step)
+        for logger in self.trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                keep_rows_until(logger, step)
 
     def after_fit(self) -> None:
         """Write the summary, and the hyper-parameters with the final metrics."""
@@ -323,6 +346,8 @@ def run_lightning(command: str, argv: list[str]) -> int:
         # Lightning ends an interrupted run with 1.
         interrupted = isinstance(ended.__context__, KeyboardInterrupt)
         return 130 if interrupted else int(ended.code or 0)
+    except MisconfigurationException as error:
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
     return 0
 
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "text from a trained model",
     "export": "a trained model as safetensors, with its configuration and tokenizer",
     "audit": "parameters, FLOPs and cache of a configuration, before any training",
+    "check": "prove that a layout gives the same numbers by every way of running it",
     "configs": "list, print or copy the shipped configuration pieces",
 }
 
@@ -77,6 +78,10 @@ def _dispatch(argv: list[str]) -> int:
         from kvpath.cli.audit import audit_command
 
         return audit_command(rest)
+    if command == "check":
+        from kvpath.cli.check import check_command
+
+        return check_command(rest)
     if command == "generate":
         from kvpath.cli.generate import generate_command
 

@@ -2,8 +2,13 @@
 
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from kvpath.cli.resume import stored_config
+import yaml
+
+from kvpath.cli.resume import config_for_evaluation, stored_config
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
 from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
@@ -12,50 +17,104 @@ from kvpath.training.stored_config import stored_step
 
 
 def prepare_fit(argv: list[str]) -> list[str]:
-    """Settle the run directory and what to resume from, before parsing."""
-    if "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv):
+    """Settle the run directory and what to resume from, before parsing.
+
+    Raises:
+        UserError: the directory and the checkpoint do not go together, or a piece cannot be read.
+    """
+    if _only_prints(argv):
         return argv
-    run = option(argv, "run")
+    in_pieces = stated_in_pieces(argv)
+    run = option(argv, "run") or in_pieces.get("run")
     if run is None:
         # Ranks that a launcher starts later inherit the name.
         if "LOCAL_RANK" not in os.environ:
             os.environ["KVPATH_RUN"] = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
         run = os.environ.get("KVPATH_RUN", "runs/unnamed")
         argv = [*argv, "--run", run]
+    if Path(run).is_file():
+        raise UserError(f"run {run}: that is a file; a run needs a directory of its own")
     directory, wanted = RunDirectory(run), option(argv, "ckpt_path")
     if wanted is None:
-        if directory.holds_a_run and not option(argv, "trainer.fast_dev_run"):
+        # `--trainer.fast_dev_run false` writes.
+        if directory.holds_a_run and not yaml.safe_load(option(argv, "trainer.fast_dev_run") or "false"):
             raise UserError(
                 f"run {run}: there is a run already; --ckpt_path last continues it, another --run starts anew"
             )
         return argv
     argv = without_option(argv, "ckpt_path")
-    stored = ["--config", str(directory.config)] if directory.config.exists() else []
     if wanted == "last" and not directory.last.exists():
         rank_zero_say(f"no checkpoint in {run} yet: starting from step 0")
-        return [*stored, *argv]
+        return [*_config(directory), *argv]
     checkpoint = directory.last if wanted == "last" else find_checkpoint(wanted)
+    owner = run_of(checkpoint)
+    if owner is not None and directory.holds_a_run and owner.path.resolve() != directory.path.resolve():
+        raise UserError(
+            f"ckpt_path {wanted} is of another run than the one in {run};"
+            " --ckpt_path last continues that one, and a new --run goes on from this checkpoint"
+        )
     if is_export(checkpoint):
         raise UserError(f"ckpt_path {wanted}: an export has weights and no optimizer state; --init_from starts from it")
     rank_zero_say(f"resuming from {checkpoint}, step {stored_step(checkpoint):,}")
-    return [*stored, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
+    return [*_config(owner or directory), *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
 
 
 def prepare_evaluation(command: str, argv: list[str]) -> list[str]:
-    """Find the weights and put the configuration stored beside them first, before parsing."""
-    if "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv):
+    """Find the weights and put the configuration stored beside them first, before parsing.
+
+    Raises:
+        UserError: there are no weights, or a piece cannot be read.
+    """
+    if _only_prints(argv):
         return argv
+    in_pieces = stated_in_pieces(argv)
     wanted = option(argv, "ckpt_path")
     if wanted is None:
         raise UserError(f"{command} needs --ckpt_path: a run directory, a checkpoint file or an exported directory")
     checkpoint = find_checkpoint(wanted)
     argv = without_option(argv, "ckpt_path")
     run = run_of(checkpoint)
-    stored = run.config if run is not None else stored_config(checkpoint)
-    if run is not None and option(argv, "run") is None:
+    stored = config_for_evaluation(run) if run is not None else stored_config(checkpoint)
+    if run is not None and option(argv, "run") is None and in_pieces.get("run") is None:
         argv = [*argv, "--run", str(run.path)]
     quiet = ["--verbose", "false"] if command in ("validate", "test") else []
     return ["--config", str(stored), *quiet, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
+
+
+def _only_prints(argv: list[str]) -> bool:
+    return "--help" in argv or "-h" in argv or any(argument.startswith("--print_config") for argument in argv)
+
+
+def _config(run: RunDirectory) -> list[str]:
+    return ["--config", str(run.config)] if run.config.exists() else []
+
+
+def stated_in_pieces(argv: list[str]) -> dict[str, Any]:
+    """The top-level keys of the pieces that `-c` names, later ones over earlier ones.
+
+    Raises:
+        UserError: a piece is no YAML, or says which checkpoint to take, which is looked for before pieces are read.
+    """
+    stated: dict[str, Any] = {}
+    for piece in _pieces(argv):
+        try:
+            values = yaml.safe_load(Path(piece).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{piece} cannot be read: {' '.join(str(error).split())}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{piece} must hold keys with values, got {'nothing' if values is None else repr(values)}")
+        if values.get("ckpt_path") is not None:
+            raise UserError(f"{piece}: ckpt_path={values['ckpt_path']} cannot be set in a piece: state --ckpt_path")
+        stated |= values
+    return stated
+
+
+def _pieces(argv: list[str]) -> Iterator[str]:
+    """The files that `-c X`, `--config X`, `-c=X` and `--config=X` name."""
+    for flag, following in zip(argv, [*argv[1:], None], strict=True):
+        name, equals, value = flag.partition("=")
+        if name in ("-c", "--config") and (found := value if equals else following) is not None:
+            yield found
 
 
 def option(argv: list[str], name: str) -> str | None:

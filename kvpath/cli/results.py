@@ -16,11 +16,12 @@ from kvpath.version import __version__
 
 def results_table(results: list[dict[str, Any]]) -> str:
     """One row for each corpus and context."""
-    lines = [f"{'corpus':<16}{'context':>9}{'tokens':>12}{'bytes':>12}{'loss':>9}{'perplexity':>12}{'bits/byte':>11}"]
+    width = max([16, *(len(row.get("corpus", "-")) + 1 for row in results)])
+    lines = [f"{'corpus':<{width}}{'context':>9}{'tokens':>12}{'bytes':>12}{'loss':>9}{'perplexity':>12}{'bits/byte':>11}"]
     for row in results:
         bits = row.get("bits_per_byte")
         lines.append(
-            f"{row.get('corpus', '-'):<16}{row.get('context', 0):>9,}{row['tokens']:>12,}{row['bytes'] or 0:>12,}"
+            f"{row.get('corpus', '-'):<{width}}{row.get('context', 0):>9,}{row['tokens']:>12,}{row['bytes'] or 0:>12,}"
             f"{row['loss']:>9.4f}{row['perplexity']:>12.3f}" + (f"{bits:>11.4f}" if bits is not None else f"{'-':>11}")
         )
     return "\n".join(lines)

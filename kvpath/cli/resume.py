@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from kvpath.errors import UserError
+from kvpath.training.run_directory import RunDirectory
 
 GUARDED = {
     "model": ("model.backbone.", "model.seed"),
@@ -80,9 +81,34 @@ def stored_config(checkpoint: Path) -> Path:
     data = stored.get("data") or {}
     if stored.get("end_of_text") is not None:
         data["tokenizer"] = {"name": str(checkpoint.with_name(TOKENIZER)), "end_of_text": stored["end_of_text"]}
-    values = {"model": {"backbone": stored["backbone"]}, **({"data": data} if data else {})}
-    folder = tempfile.mkdtemp(prefix="kvpath-")
-    path = Path(folder) / "config.yaml"
+    return _written({"model": {"backbone": stored["backbone"]}, **({"data": data} if data else {})})
+
+
+OF_TRAINING = ("callbacks", "logger", "plugins", "profiler")
+"""What of a run's `trainer` is none of an evaluation's: it would write over the run's curves, and run others' code."""
+
+
+def config_for_evaluation(run: RunDirectory) -> Path:
+    """The configuration of a run as a YAML file, to evaluate its weights: with its own tokenizer, whatever the data.
+
+    Raises:
+        UserError: if it is no configuration.
+    """
+    try:
+        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{run.config} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{run.config} must hold keys with values, got {type(values).__name__}")
+    trainer, tokenizer = values.get("trainer") or {}, (values.get("data") or {}).get("tokenizer")
+    values["trainer"] = {key: value for key, value in trainer.items() if key not in OF_TRAINING}
+    if tokenizer and run.tokenizer.is_file():
+        tokenizer |= {"name": str(run.tokenizer), "vocab_size": None}
+    return _written(values)
+
+
+def _written(values: dict[str, Any]) -> Path:
+    path = Path(tempfile.mkdtemp(prefix="kvpath-")) / "config.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
 

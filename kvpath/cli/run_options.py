@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvpath.errors import UserError
+
 
 @dataclass(kw_only=True)
 class Every:
@@ -19,7 +21,11 @@ class Every:
 
 @dataclass(kw_only=True)
 class Sample:
-    """The text sample at each validation."""
+    """The text sample at each validation.
+
+    Raises:
+        UserError: naming the field and the value.
+    """
 
     prompt: str = ""
     """What to continue; empty starts a document."""
@@ -29,3 +35,9 @@ class Sample:
 
     temperature: float = 0.8
     """0 takes the likeliest token."""
+
+    def __post_init__(self) -> None:
+        UserError.raise_all(
+            [f"sample.tokens must be positive, got {self.tokens}"] * (self.tokens < 1)
+            + [f"sample.temperature must not be negative, got {self.temperature}"] * (self.temperature < 0)
+        )

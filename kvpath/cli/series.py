@@ -24,7 +24,10 @@ from typing import Any
 import yaml
 
 from kvpath import pieces
+from kvpath.cli.arguments import Arguments
 from kvpath.errors import UserError
+
+TO_BE_RUN_AGAIN = 75
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,12 @@ def series(argv: list[str]) -> int:
     Raises:
         UserError: if the series file is wrong, or a piece is not there.
     """
-    parser = argparse.ArgumentParser(
-        prog="kvpath series",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Arguments(
+        "series",
+        description=__doc__ or "",
         epilog="Other options override the configuration of every stage, such as --trainer.devices 8.",
-        allow_abbrev=False,
     )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("action", choices=["run", "plan"], help="run the stages, or print their commands")
     parser.add_argument("file", type=Path, help="the series file")
     arguments, overrides = parser.parse_known_args(argv)
@@ -124,6 +126,9 @@ def series(argv: list[str]) -> int:
         elif code := _run(command):
             print(f"{directory}: ended with exit code {code}", file=sys.stderr)
             return code
+        elif not finished(directory):
+            print(f"{directory}: ended before the last step of its budget; the same command goes on", file=sys.stderr)
+            return TO_BE_RUN_AGAIN
     return 0
 
 

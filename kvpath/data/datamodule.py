@@ -117,6 +117,9 @@ class PackedText(pl.LightningDataModule):
         self.evaluations: dict[EvaluationStage, list[Evaluation]] = {}
         self._evaluated: dict[EvaluationStage, list[Windows]] = {}
         self._training_windows: Windows
+        self._training_tokens: int | None = None
+        self.accepts_other_text = False
+        """Whether a checkpoint that was trained on other text than ours may be gone on with."""
 
     def _problems(self) -> list[str]:
         at_least = {
@@ -170,6 +173,30 @@ class PackedText(pl.LightningDataModule):
         if stage != "fit" and not self.evaluations[cast(EvaluationStage, stage)]:
             region = "validation" if stage == "validate" else "test"
             raise UserError(f"there is nothing to {stage} on: state {region} (a source) or holdout_every")
+
+    def state_dict(self) -> dict[str, str | int | None]:
+        """What a checkpoint remembers of its text: the tokenizer and, unless it is a stream, the number of tokens."""
+        return {"tokenizer": self.tokenizer.fingerprint, "training_tokens": self._training_tokens}
+
+    def load_state_dict(self, state_dict: dict[str, str | int | None]) -> None:
+        """Refuse a checkpoint that was trained on other text, whose configuration may well be the same.
+
+        Raises:
+            UserError: the tokenizer, or in training the number of tokens, is another.
+        """
+        if self.accepts_other_text:
+            return
+        if state_dict["tokenizer"] != self.tokenizer.fingerprint:
+            raise UserError(
+                f"data.tokenizer {self.tokenizer_config.name!r} is not the one that the checkpoint was trained with;"
+                " state its tokenizer.json (in the run directory) as data.tokenizer.name, with vocab_size null"
+            )
+        before, now = state_dict["training_tokens"], self._training_tokens
+        if before is not None and now is not None and before != now:
+            raise UserError(
+                f"data.source {self.source.label} had {before:,} training tokens when the run began and has {now:,}:"
+                " that changes the data of a run; --allow '[data]' allows it"
+            )
 
     def train_dataloader(self) -> StepLoader | StreamLoader:
         """Batches of whole optimizer steps: ``tokens`` and ``labels`` (A, M, T)."""
@@ -259,7 +286,7 @@ class PackedText(pl.LightningDataModule):
         if corpus is None:
             self.plan = self.budget.plan(self.seq_len, self._world_size)
             return
-        n_tokens = corpus.manifest.n_tokens
+        n_tokens = self._training_tokens = corpus.manifest.n_tokens
         windows = Windows(corpus.tokens, self.seq_len)
         where = f"source {corpus.manifest.label}: its {n_tokens} training tokens are fewer than"
         if windows.n_windows == 0:

@@ -11,11 +11,8 @@ from kvpath.analysis.allocation import BLOCK, whole_blocks
 from kvpath.attention.context import History, Index
 from kvpath.attention.layout import Layout
 from kvpath.inference.entries import Entries
-from kvpath.inference.growing import GrowingCache
 from kvpath.inference.memory import refuse_a_cache_that_does_not_fit
 from kvpath.inference.placement import Placement
-
-__all__ = ["Cache", "GrowingCache"]
 
 
 class Cache:
@@ -149,7 +146,9 @@ class Cache:
 
         Of a slot with a window, T may be the last tokens of the pass only, as many as the window keeps.
         """
-        assert self._new is not None and new.shape[0] == self.batch
+        assert self._new is not None
+        if new.shape[0] != self.batch:
+            raise ValueError(f"a cache of {self.batch} rows was given {new.shape[0]} by a pass")
         entries = self._slots[layer, name]
         window, start, total = entries.slot.window, self._length, self._length + len(self._new)
         if window is None or total <= entries.room:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from kvpath.analysis.allocation import kept_tokens
 from kvpath.attention.context import Index
@@ -76,12 +77,13 @@ def load_cache(path: Path, layout: Layout, device: torch.device | str) -> Cache:
         block=meaning["block"],
     )
     places = [tensors.get(f"placement.{part}") for part in ("positions", "valid", "documents")]
-    values = {(layer, name): tensors.get(f"{layer}.{name}") for layer, name, _ in layout.cached()}
-    for (layer, name), found in values.items():
-        slot, batch, length = layout.slot(layer, name), meaning["batch"], meaning["length"]
-        shape = (batch, kept_tokens(slot, length), slot.heads, slot.dim)
+    values: dict[tuple[int, str], Tensor] = {}
+    for layer, name, slot in layout.cached():
+        found = tensors.get(f"{layer}.{name}")
+        shape = (meaning["batch"], kept_tokens(slot, meaning["length"]), slot.heads, slot.dim)
         if found is None or found.shape != shape:
             raise UserError(f"{path} is damaged: slot {layer}.{name} must have shape {shape}")
+        values[layer, name] = found
     if places[0] is None or places[0].shape[1] != meaning["length"]:
         raise UserError(f"{path} is damaged: positions must be those of {meaning['length']} tokens")
     cache.restore(Index(places[0], places[1], places[2], plain=meaning["plain"]), values)

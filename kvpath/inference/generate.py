@@ -1,6 +1,6 @@
 """Tokens from a model: prompts in, continuations out, many rows at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,7 @@ from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
 
 StopReason = Literal["length", "token", "string"]
+Step = Callable[[Tensor, Index, Cache], Tensor]
 
 
 @dataclass
@@ -41,16 +42,23 @@ class Decoding:
         prompts: token ids that passed `check_prompts`, one prompt a row; equal ones are computed once.
         config: how to draw and when to stop, but for stop strings, which are the business of who has the text.
         first_row: the number of the first row, where this is a part of a larger batch.
+        step: a pass of the model, compiled perhaps, for the tokens after the prompts.
 
     Raises:
         UserError: the cache does not fit into memory. It is allocated when the first step is asked for, not before.
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], config: SamplingConfig, first_row: int = 0
+        self,
+        model: Decoder,
+        prompts: Sequence[Sequence[int]],
+        config: SamplingConfig,
+        first_row: int = 0,
+        step: Step | None = None,
     ) -> None:
         self.model, self.config, self.first_row = model, config, first_row
         self.rows = [Row(list(prompt)) for prompt in prompts]
+        self._step = step or one_pass(model)
         self._generators = [row_generator(config.seed, first_row + row) for row in range(len(prompts))]
         self._stop_tokens = frozenset(config.stop_tokens)
         self._in_batch = list(range(len(prompts)))
@@ -96,7 +104,7 @@ class Decoding:
         places = {prompt: place for place, prompt in enumerate(dict.fromkeys(tuple(row.prompt) for row in self.rows))}
         tokens_BT, valid_BT = _left_padded(list(places), self._device)
         self._cache = Cache(self.model.layout, len(places), self._capacity, dtype=self._dtype, device=self._device)
-        logits_RV = self._logits(tokens_BT, self._cache.place(tokens_BT, valid_BT))
+        logits_RV = one_pass(self.model)(tokens_BT, self._cache.place(tokens_BT, valid_BT), self._cache)
         if len(places) < len(self.rows):
             of_row_R = torch.tensor([places[tuple(row.prompt)] for row in self.rows], device=self._device)
             self._cache.reorder(of_row_R)
@@ -110,7 +118,8 @@ class Decoding:
     @torch.no_grad()
     def _decode(self, tokens_R: Tensor) -> Tensor:
         """Logits (R, V) after one more token of each row in the batch."""
-        return self._logits(tokens_R[:, None], self._cache.place(tokens_R[:, None]))
+        tokens_R1 = tokens_R[:, None]
+        return self._step(tokens_R1, self._cache.place(tokens_R1), self._cache)
 
     @torch.no_grad()
     def _choose(self, logits_RV: Tensor) -> Tensor:
@@ -131,10 +140,21 @@ class Decoding:
         self._seen_RV = None if self._seen_RV is None else self._seen_RV[places]
         return chosen_R[places]
 
-    def _logits(self, tokens_RT: Tensor, index: Index) -> Tensor:
-        logits_R1V = self.model(tokens_RT, index=index, store=self._cache, wanted=1)
+
+def one_pass(model: Decoder) -> Step:
+    """Tokens (R, T), where they stand and a cache, to logits (R, V) after the last of them."""
+
+    def step(tokens_RT: Tensor, index: Index, cache: Cache) -> Tensor:
+        logits_R1V = model(tokens_RT, index=index, store=cache, wanted=1)
         assert isinstance(logits_R1V, Tensor)
-        return logits_R1V[:, -1, : self.model.config.vocab_size]
+        return logits_R1V[:, -1, : model.config.vocab_size]
+
+    return step
+
+
+def compiled_pass(model: Decoder) -> Step:
+    """The same, compiled once for all lengths of the cache."""
+    return torch.compile(one_pass(model), dynamic=True)
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -18,6 +18,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     tokenizer: str | Path | None = None,
+    compile: bool = False,
 ) -> TextModel:
     """A trained model with its tokenizer.
 
@@ -26,6 +27,7 @@ def load(
         device: where it runs; None for a CUDA device if there is one, else the CPU.
         dtype: of the weights: fp32, bf16, fp16, fp64 or a torch dtype; None for that in which they are stored.
         tokenizer: a `tokenizer.json`, or a name on the Hub; None for that of the run or export.
+        compile: decode by a compiled model: worth its minute for long texts.
 
     Raises:
         UserError: there are no weights, they are damaged, of another format or of another model.
@@ -33,8 +35,9 @@ def load(
     wanted_dtype, wanted_device = torch_dtype(dtype), _device(device)
     stored = StoredModel.read(path)
     model = stored.build()
-    model.to(wanted_device, wanted_dtype).eval()
-    return TextModel(model, stored.tokenizer() if tokenizer is None else TokenizerConfig(str(tokenizer)).load())
+    model.to(wanted_device, wanted_dtype).eval().compact()
+    found = stored.tokenizer() if tokenizer is None else TokenizerConfig(str(tokenizer)).load()
+    return TextModel(model, found, compile)
 
 
 def torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -17,7 +17,7 @@ def free_bytes(device: torch.device | str) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "cpu":
-        known = [count for count in (_machine_free(), _group_free()) if count is not None]
+        known = [count for count in (_machine_free(), group_free()) if count is not None]
         return min(known, default=None)
     return None
 
@@ -64,11 +64,11 @@ def _machine_free() -> int | None:
     return None if available is None else int(available) * 1024
 
 
-def _group_free() -> int | None:
+def group_free(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What the control group of this process, a job's or a container's, has left; file caches give way."""
     try:
-        own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        folder = Path("/sys/fs/cgroup") / own.removeprefix("0::/")
+        own = next(line for line in groups.read_text().splitlines() if line.startswith("0::"))
+        folder = root / own.removeprefix("0::/")
         most = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

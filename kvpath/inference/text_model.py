@@ -6,7 +6,7 @@ from typing import Any
 
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
-from kvpath.inference.generate import Decoding, StopReason, check_prompts
+from kvpath.inference.generate import Decoding, StopReason, check_prompts, compiled_pass
 from kvpath.inference.sampling import SamplingConfig
 from kvpath.inference.text import TextRow
 from kvpath.model.decoder import Decoder
@@ -54,10 +54,12 @@ class TextModel:
     Args:
         model: the decoder.
         tokenizer: what its tokens mean; without one, prompts are token ids and results have no text.
+        compile: decode by a compiled model: worth its minute for long texts.
     """
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, model: Decoder, tokenizer: Tokenizer | None, compile: bool = False) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self._step = compiled_pass(model) if compile else None
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, batch_size: int | None = None, **sampling: Any
@@ -95,7 +97,7 @@ class TextModel:
         check_prompts(ids, self.model.config, config.max_new_tokens)
         rows = [prompt for prompt in ids for _ in range(config.n)]
         size = batch_size or len(rows)
-        batches = [Decoding(self.model, rows[i : i + size], config, i) for i in range(0, len(rows), size)]
+        batches = [Decoding(self.model, rows[i : i + size], config, i, self._step) for i in range(0, len(rows), size)]
         return (piece for decoding in batches for piece in self._run(decoding, several, config))
 
     def _run(self, decoding: Decoding, prompts: list[Prompt], config: SamplingConfig) -> Iterator[Piece]:

@@ -31,9 +31,7 @@ def as_built(model: Decoder) -> Decoder:
 
 def compacted(model: Decoder) -> Decoder:
     """With the strategy's fast path for decoding, where there is one."""
-    model.eval()
-    if hasattr(model, 'compact'):
-        model.compact()
+    model.eval().compact()
     return model
 
 
@@ -52,7 +50,9 @@ def new_cache(model: Decoder, batch: int, block: int = 4) -> Cache:
 
 
 @torch.no_grad()
-def continued(model: Decoder, cache: Cache, tokens_BT: Tensor, sizes: Sequence[int], index: Index | None = None) -> Tensor:
+def continued(
+    model: Decoder, cache: Cache, tokens_BT: Tensor, sizes: Sequence[int], index: Index | None = None
+) -> Tensor:
     """Logits of all tokens, in passes of these sizes; single tokens where these are fewer."""
     out, start = [], 0
     for size in [*sizes, *[1] * (tokens_BT.shape[1] - sum(sizes))]:

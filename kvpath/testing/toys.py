@@ -100,18 +100,20 @@ def _derived(strategy: type[AttentionStrategy]) -> list[AttentionStrategy]:
     made = []
     for values, window in zip(SMALL, WINDOWS, strict=True):
         known = {**values, "window": window}
-        names = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(strategy)}
-        unknown = [name for name, required in names.items() if required and name not in known]
+        own = fields(strategy)
+        required = [field.name for field in own if field.default is MISSING and field.default_factory is MISSING]
+        unknown = [name for name in required if name not in known]
         if unknown:
             raise UserError(
                 f"{strategy.__name__} is not covered: no small value is known for its field {unknown[0]}; give the"
                 " class an examples() that returns a few small instances"
             )
-        made.append(strategy(**{name: value for name, value in known.items() if name in names}))
+        values_of: dict[str, Any] = {field.name: known[field.name] for field in own if field.name in known}
+        made.append(strategy(**values_of))
     return made
 
 
-def _below(strategy: type[AttentionStrategy]) -> Iterator[type[AttentionStrategy]]:
-    for cls in strategy.__subclasses__():
-        yield cls
-        yield from _below(cls)
+def _below(cls: type) -> Iterator[type]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _below(below)

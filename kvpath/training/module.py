@@ -65,8 +65,15 @@ class LanguageModel(LightningModule):
             seed: Seed of the initial weights; the data has its own.
             compile: Run the model through torch.compile.
             activation_checkpointing: Recompute each block in the backward pass, to save memory.
+
+        Raises:
+            UserError: naming the field and the value.
         """
         super().__init__()
+        UserError.raise_all(
+            [f"model.z_loss must not be negative, got {z_loss}"] * (z_loss < 0)
+            + [f"model.seed must not be negative, got {seed}"] * (seed < 0)
+        )
         self.automatic_optimization = False
         self.backbone = backbone
         self.optimizer_config = optimizer
@@ -105,6 +112,9 @@ class LanguageModel(LightningModule):
     def setup(self, stage: str) -> None:
         """Fit the run to its budget: a flag of the Trainer may shorten it, never lengthen it."""
         self._check_vocabulary()
+        if str(self.trainer.precision) == "16-mixed":
+            # Its gradients are scaled, and would be clipped as such.
+            raise UserError("trainer.precision must be 32-true, bf16-mixed, bf16-true or 64-true, got 16-mixed")
         if stage == "fit" and (steps := self.planned_steps()) is not None:
             self._describe(steps)
             loop = self.trainer.fit_loop.epoch_loop
@@ -114,6 +124,11 @@ class LanguageModel(LightningModule):
                     " raise data.budget.tokens instead, max_steps can only shorten a run"
                 )
             wanted = self._limited(steps)
+            if wanted == 0 or loop.max_steps == 0:
+                raise UserError(
+                    f"no step is left to train with trainer.max_steps={loop.max_steps} and"
+                    f" trainer.limit_train_batches={self.trainer.limit_train_batches}"
+                )
             loop.max_steps = wanted if loop.max_steps == -1 else min(loop.max_steps, wanted)
 
     def _check_vocabulary(self) -> None:
@@ -127,7 +142,10 @@ class LanguageModel(LightningModule):
     def _limited(self, steps: int) -> int:
         """`limit_train_batches` ends the run there, where Lightning would only begin another epoch."""
         limit = self.trainer.limit_train_batches
-        if self.trainer.overfit_batches:  # type: ignore[attr-defined] # which sets the other
+        overfit = self.trainer.overfit_batches  # type: ignore[attr-defined] # which sets the other
+        if overfit and int(overfit if isinstance(overfit, int) else overfit * steps) < 1:
+            raise UserError(f"trainer.overfit_batches={overfit} is less than one of the {steps} steps of data.budget")
+        if overfit:
             return steps
         return min(steps, limit if isinstance(limit, int) else round(limit * steps))
 

@@ -57,7 +57,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         }
     try:
         stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).split("\n")[0].split(". ")[0]
         raise UserError(f"{path} is damaged, or no checkpoint of kvpath: {reason}") from error
     own = stored.get("kvpath") if isinstance(stored, dict) else None

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
 
 from kvpath.training.cadence import Cadence, Clock
 from kvpath.training.metrics_file import MetricsFile
@@ -90,7 +91,7 @@ class Watch(Callback):
         self.shown = {"loss": loss, "tok/s": metrics.get("train/tokens_per_second", 0.0)}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
-            if not isinstance(logger, MetricsFile):
+            if not isinstance(logger, MetricsFile | CSVLogger):  # whose lines are steps
                 logger.log_metrics({BY_TOKENS: loss}, step * self._tokens_per_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

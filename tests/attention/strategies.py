@@ -100,6 +100,7 @@ class RunningAttention(nn.Module):
         h_BTC = self.norm(x_BTC)
         delta = context.append("delta", split_heads(self.w_delta(h_BTC), 1))
         k_more, v_more = split_heads(self.w_expand(delta.values.flatten(2)), 2 * self.n_kv_heads).chunk(2, dim=2)
+        k_more = context.rotate_history(delta._replace(values=k_more)).values
         k_below, v_below = context.received(read)
         k, v = context.rebuilt(k_below.values + k_more), context.rebuilt(v_below.values + v_more)
         q_BTHD = context.rotate(split_heads(self.w_q(context.computed(h_BTC)), self.n_heads))

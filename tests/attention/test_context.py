@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvpath.attention import Context, Index
 from kvpath.attention.context import visible
-from kvpath.inference import GrowingCache
+from kvpath.inference import Cache
 from tests.attention.reference import sees
 from tests.attention.strategies import WindowedGQA
 from tests.cases import Case
@@ -74,21 +74,23 @@ def test_without_a_cache(index: Index, window: int | None, n_queries: int) -> No
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 @pytest.mark.parametrize("sizes", [(1, 5), (4, 2), (2, 3, 1), (1, 1, 1, 1, 1, 1)], ids=str)
 def test_chunks_on_a_cache_are_aligned_at_the_bottom_right(index: Index, sizes: tuple[int, ...], layer: int) -> None:
-    cache, start = GrowingCache(LAYOUT), 0
     window = LAYOUT.slot(layer, "k").window
     whole = expected_mask(index, index, window)
+    cache, start = Cache(LAYOUT, len(whole), block=4), 0
     for size in sizes:
         part = slice(start, start + size)
         valid, documents = (None if row is None else row[:, part] for row in (index.valid, index.documents))
-        new = Index(index.positions[:, part], valid, documents, plain=index.plain and start == 0)
+        new = cache.place(whole[:, part, 0]) if index.plain else Index(index.positions[:, part], valid, documents)
         cache.begin(new)
         context = Context.of(LAYOUT, new, 1e6, store=cache).at(layer)
         for name in ("k", "v"):
-            history = context.append(name, torch.zeros(whole.shape[0], size, 1, 4))
+            numbers = torch.arange(start, start + size, dtype=torch.float32)
+            history = context.append(name, numbers[None, :, None, None].expand(len(whole), -1, 1, 4))
         found = as_mask(context.visibility(size, history.index, history.window), size, len(history.index))
-        first = start + size - len(history.index)
-        assert torch.equal(found.expand(len(whole), -1, -1), whole[:, part, first : start + size])
-        assert not whole[:, part, :first].any()
+        stored = history.values[0, :, 0, 0].long()
+        assert torch.equal(found.expand(len(whole), -1, -1), whole[:, part, stored])
+        dropped = [token for token in range(start + size) if token not in stored.tolist()]
+        assert not whole[:, part, dropped].any()
         cache.advance()
         start += size
 

@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from kvpath.attention import KVPathMLA
 from kvpath.errors import UserError
-from kvpath.inference import GrowingCache
+from kvpath.inference import Cache
 from kvpath.model import BackboneConfig
 from tests.attention.reference import Attention, Weight, assert_equal_to_equations, attention, heads, rms_norm, rope
 from tests.cases import CASES, Case, tokens
@@ -56,7 +56,7 @@ def path(head_dim: int = 5, latent_dim: int = 7, delta_dim: int = 4, path_length
 @torch.no_grad()
 def test_the_stored_latent_is_over_its_root_mean_square_and_has_no_gain() -> None:
     model = path().decoder()
-    cache = GrowingCache(model.layout)
+    cache = Cache(model.layout, 2, dtype=torch.float64)
     model(tokens(2, 6), store=cache)
     mean_square = cache.entries(0, "alpha").values.square().mean(-1)
     assert_close(mean_square, torch.ones_like(mean_square), rtol=1e-2, atol=0)

@@ -14,7 +14,7 @@ from kvpath.attention import Context, Index, KVPathConcat, Layout, Read, product
 from kvpath.attention import context as context_module
 from kvpath.attention.prefill import PrefillPlan
 from kvpath.errors import UserError
-from kvpath.inference import GrowingCache
+from kvpath.inference import Cache
 from kvpath.model import Decoder, loss
 from kvpath.model import decoder as decoder_module
 from tests.attention.reference import assert_equal_to_equations
@@ -51,7 +51,7 @@ def check_documents(case: Case) -> None:
 @torch.no_grad()
 def check_suffix(case: Case) -> None:
     model, tokens_BT = case.decoder(), tokens(2, 11)
-    caches = GrowingCache(model.layout), GrowingCache(model.layout)
+    caches = [Cache(model.layout, 2, dtype=torch.float64) for _ in range(2)]
     assert_close(model(tokens_BT, store=caches[0], wanted=1), model(tokens_BT, store=caches[1])[:, -1:], **CLOSE)
     for owner, name, _ in model.layout.cached():
         assert_close(caches[0].entries(owner, name).values, caches[1].entries(owner, name).values, **CLOSE)
@@ -76,20 +76,20 @@ def check_concat(case: Case) -> None:
 
 
 def positions_shifted(patch: Patch) -> None:
-    plain = GrowingCache.place
+    plain = Cache.place
 
-    def place(self: GrowingCache, tokens: Tensor, valid: Tensor | None = None) -> Index:
+    def place(self: Cache, tokens: Tensor, valid: Tensor | None = None) -> Index:
         index = plain(self, tokens, valid)
         return index if len(self) == 0 else Index(index.positions + 1, index.valid)
 
-    patch.setattr(GrowingCache, "place", place)
+    patch.setattr(Cache, "place", place)
 
 
 def padding_takes_positions(patch: Patch) -> None:
-    def place(self: GrowingCache, tokens: Tensor, valid: Tensor | None = None) -> Index:
+    def place(self: Cache, tokens: Tensor, valid: Tensor | None = None) -> Index:
         return Index(torch.arange(len(self), len(self) + tokens.shape[1]).expand(len(tokens), -1) // 2, valid)
 
-    patch.setattr(GrowingCache, "place", place)
+    patch.setattr(Cache, "place", place)
 
 
 def window_off_by_one(patch: Patch) -> None:

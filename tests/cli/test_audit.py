@@ -27,6 +27,7 @@ def test_json_holds_the_promised_fields(capsys: pytest.CaptureFixture[str]) -> N
         "parameters": 98_710_016,
         "stored_elements_per_token": 6_144,
         "read_elements_per_token": 6_144,
+        "allocated_bytes_per_token": 12_296,
         "forward_flops_per_token": 171_061_248,
         "training_flops_per_token": 513_183_744,
         "decode_flops_per_token": 196_214_784,

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ ATTENTION = "--model.backbone.attention"
         (["--trainer.max_steps=7"], "trainer.max_steps=7 is more than the 6 steps of data.budget"),
         (["--data.budget.micro_batch=3"], "nearest possible: 3 and 6, or budget.micro_batch 2"),
         (["--every.log=5"], "every.log must be like '500 steps', '10M tokens' or '30 minutes', got '5'"),
+        (["--trainer.gradient_clip_algorithm=value"], "trainer.gradient_clip_algorithm=value cannot be set here"),
+        (["--trainer.default_root_dir=elsewhere"], "trainer.default_root_dir=elsewhere cannot be set here: state run"),
+        (["--trainer.enable_checkpointing=false"], "trainer.enable_checkpointing=False cannot be set here: a run"),
+        (["--trainer.barebones=true"], "trainer.barebones=True cannot be set here"),
+        # What Lightning refuses.
+        (["--trainer.max_steps=-5"], "trainer: `max_steps` must be a non-negative integer or -1"),
+        (["--trainer.devices=0"], "trainer: `Trainer(devices='0')` value is not a valid input"),
+        (["--trainer.strategy=bogus"], "trainer: You selected an invalid strategy name: `strategy='bogus'`"),
+        (["--trainer.overfit_batches=0.001"], "trainer.overfit_batches=0.001 is less than one of the 6 steps"),
+        # What would leave nothing to do, or be found out late.
+        (["--trainer.max_steps=0"], "no step is left to train with trainer.max_steps=0"),
+        (["--trainer.limit_train_batches=0"], "no step is left to train"),
+        (["--peak_flops=0"], "peak_flops must be positive, got 0"),
+        (["--sample.tokens=0", "--sample.temperature=-1"], "sample.tokens must be positive, got 0; sample.temperature"),
+        (["--model.z_loss=-1", "--model.seed=-1"], "model.z_loss must not be negative, got -1.0; model.seed"),
         # Unknown keys and wrong types.
         (["--trainer.max_stepz=5"], "did you mean trainer.max_steps?"),
         ([f"{BACKBONE}.n_layer=5"], "did you mean model.backbone.n_layers?"),
@@ -102,6 +118,39 @@ def test_yaml_is_refused_as_the_command_line_is(
     piece = tmp_path / "piece.yaml"
     piece.write_text(yaml.safe_dump(change))
     assert message in refused(capsys, "fit", "-c", toy, "-c", piece, "--run", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold keys with values, got nothing"),
+        ("a: b: c", "cannot be read: mapping values are not allowed here"),
+        ("ckpt_path: last", "ckpt_path=last cannot be set in a piece: state --ckpt_path"),
+    ],
+)
+def test_a_piece_that_is_none_is_named(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    piece = tmp_path / "piece.yaml"
+    piece.write_text(text)
+    assert f"{piece}{':' if 'ckpt' in text else ''} {message}" in refused(
+        capsys, "fit", "-c", toy, f"-c={piece}", "--run", tmp_path / "run"
+    )
+
+
+def test_a_run_needs_a_directory(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "that is a file" in refused(capsys, "fit", "-c", toy, "--run", toy)
+
+
+@pytest.mark.parametrize("argv", [["audit", "--format", "xml"], ["series", "run"], ["configs", "a", "b"]])
+def test_other_commands_say_it_in_one_line_too(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert refused(capsys, *argv).startswith(f"kvpath {argv[0]}: ")
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_logger_that_is_not_installed(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "fit", "-c", toy, "-c", "logger/wandb", "--run", tmp_path / "run")
+    assert "wandb is not installed: pip install wandb" in error
 
 
 def test_a_command_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

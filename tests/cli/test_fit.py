@@ -142,6 +142,23 @@ def test_fast_dev_run_writes_nothing(toy: Path, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_fast_dev_run_must_be_on_to_be_let_into_a_run(
+    toy: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "metrics.jsonl").read_bytes()
+    assert kvpath("fit", "-c", toy, "--run", trained, "--trainer.fast_dev_run=false") == 2
+    assert "there is a run already" in capsys.readouterr().err
+    assert (trained / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_piece_may_name_the_run(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "named.yaml").write_text("run: named\n", encoding="utf-8")
+    assert kvpath("fit", "-c", toy, "-c", "named.yaml", "--trainer.max_steps=1") == 0
+    assert (tmp_path / "named" / "summary.json").exists()
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_refused_start_is_no_run(toy: Path, tmp_path: Path) -> None:
     assert kvpath("fit", "-c", toy, "--run", tmp_path / "run", "--trainer.max_steps", "99") == 2
     assert kvpath("fit", "-c", toy, "--run", tmp_path / "run", "--trainer.max_steps", "1") == 0

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from kvpath.data import Budget, Files, PackedText, TokenizerConfig
 from tests.cli.test_fit import curves
 from tests.runs import kvpath, metrics_of, toy_config, write_config
 
@@ -203,3 +205,69 @@ def test_ctrl_c_exits_with_130(long: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+
+
+def test_another_run_s_checkpoint_goes_on_in_a_new_directory_by_the_same_rules(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--ckpt_path", trained, "--data.budget.tokens=448")
+    assert kvpath("fit", "--run", tmp_path / "new", *more) == 2
+    assert "data.budget.tokens was 384 and is now 448" in capsys.readouterr().err
+    assert kvpath("fit", "--run", tmp_path / "new", *more, "--allow", "[horizon]") == 0
+    assert [line["step"] for line in metrics_of(tmp_path / "new") if "train/loss" in line] == [7]
+
+
+def test_another_run_s_checkpoint_is_no_way_into_a_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    assert kvpath("fit", "--run", tmp_path / "run", "--ckpt_path", trained) == 2
+    assert "is of another run than the one in" in capsys.readouterr().err
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path) -> tuple[Path, Path]:
+    """A run, and its corpus, whose text was changed after it."""
+    toy = write_config(tmp_path)
+    assert kvpath("fit", "-c", toy, "--run", tmp_path / "run") == 0
+    corpus = tmp_path / "corpus.jsonl"
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    corpus.write_text("".join(json.dumps({"text": text[::-1].upper()}) + "\n" for text in texts), encoding="utf-8")
+    return tmp_path / "run", toy
+
+
+def test_text_that_changed_is_refused_by_name(
+    rewritten: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = rewritten
+    before = (run / "tokenizer.json").read_bytes()
+    more = ("fit", "--run", run, "--ckpt_path", "last", "--data.budget.tokens=448", "--allow")
+    assert kvpath(*more, "[horizon]") == 2
+    assert "data.tokenizer 'train' is not the one that the checkpoint was trained with" in capsys.readouterr().err
+    own = (f"--data.tokenizer.name={run / 'tokenizer.json'}", "--data.tokenizer.vocab_size=null")
+    assert (run / "tokenizer.json").read_bytes() == before
+    (run.parent / "corpus.jsonl").write_text('{"text": "key value path"}\n' * 60, encoding="utf-8")
+    assert kvpath(*more, "[horizon]", *own) == 2  # listed as a change of the data
+    capsys.readouterr()
+    assert kvpath(*more, "[horizon, data]", *own) == 0
+
+
+def test_weights_are_evaluated_with_the_tokenizer_of_their_run(
+    rewritten: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, toy = rewritten
+    assert kvpath("test", "--ckpt_path", run) == 0
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    corpus = PackedText(
+        Files(config["data"]["source"]["init_args"]["files"]),
+        TokenizerConfig(str(run / "tokenizer.json")),
+        seq_len=16,
+        budget=Budget(64, global_batch_sequences=1),
+        holdout_every=5,
+    )
+    corpus.setup("test")
+    results = json.loads((run / "perplexity.json").read_text(encoding="utf-8"))
+    assert [row["tokens"] for row in results] == [entry.n_tokens for entry in corpus.evaluations["test"]]
+    capsys.readouterr()
+    assert kvpath("test", "--ckpt_path", run, "-c", toy) == 2  # which asks for one of the text as it is now
+    assert "is not the one that the checkpoint was trained with" in capsys.readouterr().err

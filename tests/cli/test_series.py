@@ -41,13 +41,14 @@ def longer(folder: Path) -> Path:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that a series starts, none of which is run: each succeeds."""
+    """The commands that a series starts, none of which is run: each succeeds and reaches its last step."""
     started: list[list[str]] = []
 
     def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
         assert command[:3] == [sys.executable, "-m", "kvpath"]
         assert not check
         started.append(command[3:])
+        finish(next(Path(flag.removeprefix("--run=")) for flag in command if flag.startswith("--run=")))
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(module.subprocess, "run", run)
@@ -109,6 +110,22 @@ def test_a_stage_that_fails_ends_the_series_with_its_code(
     assert series(["run", str(write_series(tmp_path))]) == passed_on
     assert len(started) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'study' / 'short'}: ended with exit code {passed_on}\n"
+
+
+def test_no_stage_starts_from_one_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        finish(tmp_path / "study" / "short", step=3)  # as max_time may end it
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert series(["run", str(write_series(tmp_path))]) == 75
+    assert len(started) == 1
+    assert "short: ended before the last step of its budget" in capsys.readouterr().err
 
 
 def test_plan_prints_commands_that_a_shell_reads(
@@ -191,13 +208,17 @@ def test_series_is_a_command() -> None:
 
 
 def test_a_killed_stage_goes_on_and_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
-    many = tmp_path / "many.yaml"
-    many.write_text("{data: {budget: {tokens: 3840}}, every: {save: 1 steps, validate: 1000 steps}}", encoding="utf-8")
-    stages = [{"name": "short", "pieces": [str(many)]}, {"name": "long", "pieces": [str(longer(tmp_path))]}]
-    file, study = write_series(tmp_path, stages=stages), tmp_path / "study"
-    command = [sys.executable, "-m", "kvpath", "series", "run", str(file)]
-    last, summary = study / "short" / "checkpoints" / "last.ckpt", study / "short" / "summary.json"
+    many = "{data: {seq_len: 32, budget: {tokens: 3840}}, every: {save: 1 steps, validate: 1000 steps}}"
+    (tmp_path / "many.yaml").write_text(many, encoding="utf-8")
+    stages = [{"name": "short", "pieces": []}, {"name": "long", "pieces": [str(tmp_path / "many.yaml")]}]
+    file, study, whole = write_series(tmp_path, stages=stages), tmp_path / "study", tmp_path / "whole"
+    pieces_given = ("-c", tmp_path / "toy.yaml", "-c", tmp_path / "many.yaml")
+    assert kvpath("fit", "-c", tmp_path / "toy.yaml", "--run", study / "short") == 0
+    assert kvpath("fit", *pieces_given, "--run", whole, "--init_from", study / "short") == 0
 
+    command = [sys.executable, "-m", "kvpath", "series", "run", str(file)]
+    run = study / "long"
+    last = run / "checkpoints" / "last.ckpt"
     # In a process group of its own: the series and its stage are killed together.
     running = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     while not last.exists() and running.poll() is None:
@@ -205,21 +226,11 @@ def test_a_killed_stage_goes_on_and_ends_where_an_unbroken_one_does(tmp_path: Pa
     os.killpg(running.pid, signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     assert last.exists()
-    assert not summary.exists()
+    assert not finished(run)
 
     again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{study / 'short'}: done" in again.stderr
     assert f"resuming from {last}, step " in again.stderr
-    attempts = json.loads((study / "short" / "env.json").read_text(encoding="utf-8"))
-    assert len(attempts) == 2
-
-    base, whole = tmp_path / "toy.yaml", tmp_path / "whole"
-    assert kvpath("fit", "-c", base, "-c", many, "--run", whole / "short") == 0
-    assert (
-        kvpath(
-            "fit", "-c", base, "-c", tmp_path / "longer.yaml", "--run", whole / "long", "--init_from", whole / "short"
-        )
-        == 0
-    )
-    for stage in ("short", "long"):
-        assert metrics_of(study / stage) == metrics_of(whole / stage)
-        assert finished(study / stage)
+    assert len(json.loads((run / "env.json").read_text(encoding="utf-8"))) == 2
+    assert metrics_of(run) == metrics_of(whole)
+    assert finished(run)

@@ -112,7 +112,8 @@ def test_a_stream_that_may_not_repeat_gives_all_its_steps_and_ends_in_one_line(
     loader = StreamLoader(source, tokenizer, SPLIT, plan, 0, lambda: range(STEPS), num_workers, 100, repeat=False)
     left = region(source, tokenizer)[100:]
     whole_steps = (len(left) - 1) // plan.tokens_per_step
-    batches, given = iter(loader), []
+    batches = iter(loader)
+    given: list[torch.Tensor] = []
     with pytest.raises(UserError) as raised:
         given.extend(batch["tokens"].flatten() for batch in batches)
     assert torch.equal(torch.cat(given), left[: whole_steps * plan.tokens_per_step])

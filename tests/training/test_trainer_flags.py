@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from kvpath.errors import UserError
@@ -100,3 +101,9 @@ def test_profiler_and_detect_anomaly(corpus: Path, capsys: pytest.CaptureFixture
 def test_what_the_module_does_itself_is_refused_by_lightning(corpus: Path, flag: dict[str, object]) -> None:
     with pytest.raises(MisconfigurationException, match="manual optimization"):
         toy_trainer(**flag).fit(toy_module(), toy_data(corpus))
+
+
+def test_scaled_gradients_are_refused(corpus: Path) -> None:
+    scaled = MixedPrecision("16-mixed", "cpu")  # which a Trainer on a CPU would replace
+    with pytest.raises(UserError, match="trainer.precision must be .* got 16-mixed"):
+        fitted(toy_data(corpus), plugins=[scaled], precision=None)
