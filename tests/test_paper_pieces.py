@@ -51,6 +51,15 @@ def test_a_later_piece_replaces_strategy_and_widths() -> None:
 
 
 OURS = [name for name in pieces.available() if name.startswith(("model/", "attention/", "ablation/"))]
+OTHERS = [name for name in pieces.available() if name.startswith(("stage/", "data/", "logger/"))]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_value_of_a_piece_is_explained(name: str) -> None:
+    first, *lines = pieces.shipped(name).read_text(encoding="utf-8").splitlines()
+    assert re.match(r"# \w", first)
+    bare = [line for line in lines if not re.search(r"(: \S.*)? # \w", line)]
+    assert all(re.fullmatch(r" *\w+:( [\w.]+[A-Z]\w+| [A-Z]\w+)?", line) for line in bare), bare
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -15,9 +15,12 @@ from kvpath.errors import UserError
 def allow_choice_by_class() -> None:
     """Let YAML choose strategies, output projections and sources by `class_path`, short for those that are imported.
 
-    This sets a global of jsonargparse, so only a command calls it, never an import.
+    And those alone: a configuration may come from anyone, and jsonargparse would make an object of any class that
+    stands where any value may. This sets globals of it, so only a command calls it, never an import.
     """
-    set_parsing_settings(subclasses_enabled=[AttentionStrategy, OutputProjection, Source])
+    set_parsing_settings(
+        subclasses_enabled=[AttentionStrategy, OutputProjection, Source], instantiate_subclass_spec_in_any=False
+    )
 
 
 class PlainErrorParser(LightningArgumentParser):

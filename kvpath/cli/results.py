@@ -17,7 +17,9 @@ from kvpath.version import __version__
 def results_table(results: list[dict[str, Any]]) -> str:
     """One row for each corpus and context."""
     width = max([16, *(len(row.get("corpus", "-")) + 1 for row in results)])
-    lines = [f"{'corpus':<{width}}{'context':>9}{'tokens':>12}{'bytes':>12}{'loss':>9}{'perplexity':>12}{'bits/byte':>11}"]
+    lines = [
+        f"{'corpus':<{width}}{'context':>9}{'tokens':>12}{'bytes':>12}{'loss':>9}{'perplexity':>12}{'bits/byte':>11}"
+    ]
     for row in results:
         bits = row.get("bits_per_byte")
         lines.append(

@@ -30,28 +30,34 @@ def compacted(case: Case, dtype: torch.dtype = torch.float64) -> Decoder:
     return model
 
 
-@pytest.fixture(params=["whole", "tiles"])
-def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are, where everything here fits into one tile, and a few elements only."""
-    if request.param == "tiles":
-        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 50)
-        monkeypatch.setattr(tiles, "FEWEST_KEYS", 2)
-        monkeypatch.setattr(tiles, "MOST_KEYS", 3)
-        monkeypatch.setattr(tiles, "QUERY_ROWS", 4)
-        monkeypatch.setattr(product, "MASK_ELEMENTS", 40)
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a few elements, where otherwise everything here fits into one."""
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 50)
+    monkeypatch.setattr(tiles, "FEWEST_KEYS", 2)
+    monkeypatch.setattr(tiles, "MOST_KEYS", 3)
+    monkeypatch.setattr(tiles, "QUERY_ROWS", 4)
+    monkeypatch.setattr(product, "MASK_ELEMENTS", 40)
 
 
 @every_case
-@pytest.mark.parametrize("sizes", [[33], [3, 1, 20, 2], [6]], ids=["one-shot", "chunks", "by-token"])
-@pytest.mark.usefixtures("tile_sizes")
+@pytest.mark.parametrize("sizes", [[70], [6]], ids=["one-shot", "by-token"])
 def test_rows_of_one_length(case: Case, sizes: list[int]) -> None:
-    tokens_BT = tokens(2, 33)
+    tokens_BT = tokens(2, sum(sizes) + 3)
     assert_close(chunked(compacted(case), tokens_BT, sizes), logits(case.decoder(), tokens_BT), **CLOSE)
 
 
 @every_case
-@pytest.mark.parametrize("sizes", [[11], [3, 1, 5, 2], [1] * 11], ids=["one-shot", "chunks", "by-token"])
-@pytest.mark.usefixtures("tile_sizes")
+@pytest.mark.parametrize("sizes", [[17], [3, 1, 9, 2]], ids=["one-shot", "chunks"])
+@pytest.mark.usefixtures("small_tiles")
+def test_rows_of_one_length_in_small_tiles(case: Case, sizes: list[int]) -> None:
+    tokens_BT = tokens(2, 17)
+    assert_close(chunked(compacted(case), tokens_BT, sizes), logits(case.decoder(), tokens_BT), **CLOSE)
+
+
+@every_case
+@pytest.mark.parametrize("sizes", [[11], [3, 1, 5, 2]], ids=["one-shot", "chunks"])
+@pytest.mark.usefixtures("small_tiles")
 def test_left_padded_rows(case: Case, sizes: list[int]) -> None:
     rows = [tokens(length, seed=length) for length in (4, 11, 7)]
     for row, found in zip(rows, padded_chunks(compacted(case), rows, sizes), strict=True):
@@ -59,7 +65,7 @@ def test_left_padded_rows(case: Case, sizes: list[int]) -> None:
 
 
 @every_case
-@pytest.mark.usefixtures("tile_sizes")
+@pytest.mark.usefixtures("small_tiles")
 def test_packed_documents(case: Case) -> None:
     documents = [tokens(length, seed=length) for length in (5, 1, 6)]
     tokens_1T, index = packed(documents)
@@ -71,7 +77,7 @@ def test_packed_documents(case: Case) -> None:
 @every_case
 @pytest.mark.parametrize("earlier", [0, 7])
 @torch.no_grad()
-@pytest.mark.usefixtures("tile_sizes")
+@pytest.mark.usefixtures("small_tiles")
 def test_suffix_prefill_fills_the_cache(case: Case, earlier: int) -> None:
     plain, model, tokens_BT = case.decoder(), compacted(case), tokens(2, earlier + 11)
     caches = [Cache(plain.layout, 2, dtype=torch.float64) for _ in range(2)]
@@ -89,7 +95,7 @@ def test_suffix_prefill_fills_the_cache(case: Case, earlier: int) -> None:
 def test_bfloat16_is_about_as_near_to_the_truth_as_without(case: Case) -> None:
     squared = {True: 0.0, False: 0.0}
     for seed in range(5):
-        tokens_BT = tokens(1, 6, seed=seed)
+        tokens_BT = tokens(12, 6, seed=seed)
         truth = logits(case.decoder(torch.bfloat16, seed=seed).double(), tokens_BT)
         for in_compact in squared:
             model = case.decoder(torch.bfloat16, seed=seed).eval()

@@ -241,6 +241,24 @@ def test_a_checkpoint_never_runs_code(
     assert not Path("was_run").exists()
 
 
+@pytest.mark.parametrize("key", ["peak_flops", "data", "trainer"])
+def test_a_run_s_configuration_makes_no_objects_of_any_class(broken: Path, tmp_path: Path, key: str) -> None:
+    config = yaml.safe_load((broken / "config.yaml").read_text(encoding="utf-8"))
+    payload = {"class_path": "logging.FileHandler", "init_args": {"filename": str(tmp_path / "made")}}
+    config[key] = payload if key == "peak_flops" else {**config[key], "seed": payload}
+    (broken / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert kvpath("audit", "--ckpt_path", broken) == 0
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_evaluation_leaves_out_the_callbacks_of_a_run(broken: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((broken / "config.yaml").read_text(encoding="utf-8"))
+    calls = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": {"on_test_start": "os.abort"}}
+    config["trainer"]["callbacks"] = [calls]
+    (broken / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert kvpath("test", "--ckpt_path", broken, "--output", tmp_path / "results.json") == 0
+
+
 # The disk -------------------------------------------------------------------------------------------------------------
 
 

@@ -236,9 +236,7 @@ def rewritten(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "run", toy
 
 
-def test_text_that_changed_is_refused_by_name(
-    rewritten: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_that_changed_is_refused_by_name(rewritten: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = rewritten
     before = (run / "tokenizer.json").read_bytes()
     more = ("fit", "--run", run, "--ckpt_path", "last", "--data.budget.tokens=448", "--allow")

@@ -93,9 +93,7 @@ class OddWithExamples(Odd):
 
 def test_a_strategy_that_is_not_covered_is_named() -> None:
     assert Odd in concrete_strategies()
-    with pytest.raises(
-        UserError, match=r"Odd is not covered: .* for its field flavour; .*examples"
-    ):
+    with pytest.raises(UserError, match=r"Odd is not covered: .* for its field flavour; .*examples"):
         toys_of(Odd)
     (toy,) = toys_of(OddWithExamples)
     assert (toy.name, toy.attention) == ("OddWithExamples-1", OddWithExamples(n_heads=3, flavour=2))

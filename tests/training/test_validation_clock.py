@@ -32,8 +32,6 @@ def test_the_first_rank_decides(corpus: Path, monkeypatch: pytest.MonkeyPatch, m
 
     monkeypatch.setattr(SingleDeviceStrategy, "broadcast", answered)
     validated, clock = Validated(), ValidationClock(Cadence(minutes, "minutes"))
-    trainer = toy_trainer(
-        validated, clock, val_check_interval=timedelta(minutes=1e-9), check_val_every_n_epoch=None
-    )
+    trainer = toy_trainer(validated, clock, val_check_interval=timedelta(minutes=1e-9), check_val_every_n_epoch=None)
     trainer.fit(toy_module(), toy_data(corpus, steps=6))
     assert validated.steps == [2, 5]
