@@ -1,4 +1,4 @@
-"""KVPath-Concat (KVPath, eqs. 4 to 8): one alpha per path, one delta per layer, concatenated."""
+"""KVPath-Concat (KVPath, eqs. 2 to 5 and 10): one alpha per path, one delta per layer, concatenated."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kvpath.attention.strategy import Backbone, grouping_problems, rotary_proble
 class KVPathConcat(PathStrategy):
     """Keys and values are [alpha || delta]: alpha is made by a path's first layer, delta by every layer.
 
-    Stored per path and KV head: 2 d_alpha + 2 m d_delta elements (eq. 8). Only deltas are rotated.
+    Stored per path and KV head: 2 d_alpha + 2 m d_delta elements (eq. 5). Only deltas are rotated.
     """
 
     n_kv_heads: int
@@ -67,7 +67,7 @@ class KVPathConcat(PathStrategy):
 
 
 class ConcatAttention(nn.Module):
-    """q = [q_alpha || RoPE(q_delta)], k = [k_alpha || RoPE(k_delta)], v = [v_alpha || v_delta] (eq. 8)."""
+    """q = [q_alpha || RoPE(q_delta)], k = [k_alpha || RoPE(k_delta)], v = [v_alpha || v_delta] (eq. 10)."""
 
     def __init__(self, strategy: KVPathConcat, backbone: Backbone, makes_alpha: bool) -> None:
         super().__init__()

@@ -69,7 +69,8 @@ def _dispatch(argv: list[str]) -> int:
         print(version())
         return 0
     # A user's own strategies are found beside where the command is run.
-    sys.path.insert(0, os.getcwd())
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     if command == "configs":
         from kvpath.cli.configs import configs
 

@@ -35,7 +35,9 @@ def load(
     wanted_dtype, wanted_device = torch_dtype(dtype), _device(device)
     stored = StoredModel.read(path)
     model = stored.build()
-    model.to(wanted_device, wanted_dtype).eval().compact()
+    model.to(wanted_device, wanted_dtype).eval()
+    if not compile:  # compact modules loop over tiles, whose number a compiled graph would fix
+        model.compact()
     found = stored.tokenizer() if tokenizer is None else TokenizerConfig(str(tokenizer)).load()
     return TextModel(model, found, compile)
 

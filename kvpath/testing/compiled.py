@@ -1,9 +1,9 @@
-"""Decoding as a compiled graph."""
+"""Decoding as a compiled graph, by the plain modules: compact ones loop over tiles, whose number a graph would fix."""
 
 import torch
 from torch._dynamo.utils import counters
 
-from kvpath.testing.routes import LENGTH, compacted, continued, difference, logits, new_cache
+from kvpath.testing.routes import LENGTH, continued, difference, logits, new_cache
 from kvpath.testing.toys import Toy, tokens
 
 PROMPT = 3
@@ -22,7 +22,7 @@ def traced_decoding(toy: Toy) -> float:
 def _decoding(toy: Toy, backend: str) -> float:
     tokens_BT = tokens(2, LENGTH)
     expected = logits(toy.decoder(), tokens_BT)
-    model = compacted(toy.decoder())
+    model = toy.decoder().eval()
     cache = new_cache(model, 2)
     cache.reserve(LENGTH)
     continued(model, cache, tokens_BT[:, :PROMPT], [PROMPT])

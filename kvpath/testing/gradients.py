@@ -54,8 +54,8 @@ def finite_differences(toy: Toy) -> float:
         losses, length = [], sum(float(direction.square().sum()) for _, direction, _ in group) ** 0.5
         for step in (STEP, -2 * STEP, STEP):
             with torch.no_grad():
-                for parameter, direction, _ in group:
-                    parameter.add_(direction, alpha=step / length)
+                for weights, direction, _ in group:
+                    weights.add_(direction, alpha=step / length)
                 losses.append(float(loss(model)))
         slope = (losses[0] - losses[1]) / (2 * STEP)
         expected = sum(float((gradient * direction).sum()) for _, direction, gradient in group) / length

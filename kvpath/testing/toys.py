@@ -114,6 +114,7 @@ def _derived(strategy: type[AttentionStrategy]) -> list[AttentionStrategy]:
 
 
 def _below(cls: type) -> Iterator[type]:
-    for below in cls.__subclasses__():
+    direct: list[type] = cls.__subclasses__()
+    for below in direct:
         yield below
         yield from _below(below)

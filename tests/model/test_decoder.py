@@ -115,8 +115,8 @@ def test_what_a_layer_makes_is_dropped_after_its_last_reader(case: Case, monkeyp
     monkeypatch.setattr(Decoder, "_call", watched)
     model(tokens(2, 9))
     for (read, made), entry in zip(shapes, model.layout.layers, strict=True):
-        slots = [model.layout.slot(key.owner, key.name) for key in entry.reads]
-        assert read == [(2, 9, slot.heads, slot.dim) for slot in slots]
+        handed = [(model.layout.slot(key.owner, key.name), key.columns) for key in entry.reads]
+        assert read == [(2, 9, slot.heads, len(range(*(columns or (0, slot.dim))))) for slot, columns in handed]
         assert made == [(2, 9, slot.heads, slot.dim) for slot in entry.makes.values()]
 
 
