@@ -115,6 +115,14 @@ class Watch(Callback):
 class Progress(TQDMProgressBar):
     """A bar over optimizer steps with the loss, tokens per second and the time left."""
 
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        """A resumed run is shown as the whole run, at a rate that counts from the step it resumed at."""
+        super().on_train_epoch_start(trainer)
+        bar = self.train_progress_bar
+        bar.set_description("Training")
+        if trainer.max_steps > 0:
+            bar.total, bar.initial, bar.n = trainer.max_steps, trainer.global_step, trainer.global_step
+
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
