@@ -69,7 +69,7 @@ def run(command: list[str | Path], folder: Path) -> str:
 def test_wheel_has_every_module_and_piece(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("kvpath/")}
     modules = {name for name in tracked_files() if name.startswith("kvpath/")}
-    pieces = {f"kvpath/{name}" for name in tracked_files() if name.startswith("configs/")}
+    pieces = {f"kvpath/{name}" for name in tracked_files() if re.fullmatch(r"configs/.*\.yaml", name)}
     assert "kvpath/py.typed" in packed
     assert packed == modules | pieces
 

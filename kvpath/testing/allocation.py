@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvpath.analysis.allocation import cache_bytes
@@ -18,10 +20,16 @@ TOKENS = 2048
 
 def live_tensor_bytes() -> int:
     """Bytes of the storages of all tensors of this process, each storage once."""
+    storages = [tensor.untyped_storage() for tensor in live_tensors()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def live_tensors() -> list[Tensor]:
+    """All that have memory: those that a compiler traces with, and those on the meta device, have none."""
     gc.collect()
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    storages = [tensor.untyped_storage() for tensor in found if tensor.device.type != "meta"]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    real = [tensor for tensor in found if not isinstance(tensor, FakeTensor | FunctionalTensor)]
+    return [tensor for tensor in real if tensor.device.type != "meta"]
 
 
 class PeakBytes(TorchDispatchMode):
@@ -41,9 +49,7 @@ class PeakBytes(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         """Note what is there already, which does not count."""
-        gc.collect()
-        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-        self._before = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._before = {tensor.untyped_storage().data_ptr() for tensor in live_tensors()}
         return super().__enter__()
 
     def __exit__(

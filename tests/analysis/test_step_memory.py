@@ -1,14 +1,12 @@
 """What decoding holds beyond weights and cache."""
 
-import gc
-
 import pytest
 import torch
-from torch import Tensor
 
 from kvpath.analysis.step_memory import compact_bytes, step_bytes
 from kvpath.attention import AttentionStrategy
 from kvpath.model import BackboneConfig, Decoder
+from kvpath.testing.allocation import live_tensor_bytes
 from tests.analysis.models import ATTENTION
 from tests.attention.test_compact import SCALED
 from tests.cases import SHIPPED, Case
@@ -24,18 +22,12 @@ def on_meta(attention: AttentionStrategy, dtype: torch.dtype = torch.bfloat16) -
         return Decoder(BackboneConfig(vocab_size=64, d_model=512, n_layers=4, d_ff=8, attention=attention)).to(dtype)
 
 
-def live_bytes() -> int:
-    gc.collect()
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}.values())
-
-
 @pytest.mark.parametrize("case", [*SHIPPED, SCALED], ids=str)
 def test_compact_bytes_are_those_that_live(case: Case) -> None:
     model = case.decoder()
-    before = live_bytes()
+    before = live_tensor_bytes()
     model.compact()
-    assert live_bytes() - before == compact_bytes(model)
+    assert live_tensor_bytes() - before == compact_bytes(model)
     assert (compact_bytes(model) > 0) == (case is SCALED)
 
 
