@@ -47,25 +47,6 @@ class Index:
         valid, documents = (part[:, tokens] if part is not None else None for part in (self.valid, self.documents))
         return Index(self.positions[:, tokens], valid, documents)
 
-    def then(self, new: "Index") -> "Index":
-        """These tokens followed by `new` ones."""
-        batch = max(self.positions.shape[0], new.positions.shape[0])
-
-        def join(old: Tensor | None, more: Tensor | None, fill: int) -> Tensor | None:
-            if old is None and more is None:
-                return None
-            like = old if old is not None else more
-            assert like is not None
-            parts = [
-                like.new_full((1, len(index)), fill) if part is None else part
-                for part, index in ((old, self), (more, new))
-            ]
-            return torch.cat([part.expand(batch, -1) for part in parts], dim=1)
-
-        positions = join(self.positions, new.positions, 0)
-        assert positions is not None
-        return Index(positions, join(self.valid, new.valid, True), join(self.documents, new.documents, 0))
-
 
 class History(NamedTuple):
     """A slot's entries for all S stored tokens, and where they stand."""

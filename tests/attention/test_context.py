@@ -137,16 +137,3 @@ def test_rotation_over_a_width_that_the_layout_does_not_name() -> None:
     assert 8 not in context.angles
     assert torch.equal(context.rotate(x)[:, 0], x[:, 0])
     assert not torch.equal(context.rotate(x)[:, 1], x[:, 1])
-
-
-@pytest.mark.parametrize("earlier", [PADDED, DOCUMENTS, Index.start(6)], ids=["padded", "documents", "plain"])
-def test_indices_join(earlier: Index) -> None:
-    joined = earlier.then(Index(torch.tensor([[6, 7]])))
-    rows = len(earlier.positions)
-    assert joined.positions[:, :6].equal(earlier.positions)
-    assert joined.positions[:, 6:].tolist() == [[6, 7]] * rows
-    assert (joined.valid is None) == (earlier.valid is None)
-    assert joined.valid is None or joined.valid[:, 6:].all()
-    assert (joined.documents is None) == (earlier.documents is None)
-    assert not joined.plain
-    assert len(joined) == 8
