@@ -44,9 +44,9 @@ def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Co
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_lightning_class_args(LanguageModel, "model")
     parser.add_argument("--name", type=str | None)
-    for group in ("data", "trainer", "every", "sample"):
+    for group in ("data", "trainer", "every", "sample", "on_spike"):
         parser.add_argument(f"--{group}", type=dict[str, Any], default={})
-    for key in ("seed_everything", "peak_flops"):
+    for key in ("seed_everything", "peak_flops", "stop_on", "on_nan"):
         parser.add_argument(f"--{key}", type=Any)
     flags = [flag for piece in pieces for flag in ("-c", str(resolve(piece)))]
     parsed = parser.parse_args([*flags, *overrides])

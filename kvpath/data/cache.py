@@ -91,9 +91,9 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
             temporary.mkdir()
             try:
                 build(temporary)
-                _sync_directory(temporary)
+                sync_directory(temporary)
                 _rename_unless_made(temporary, target)
-                _sync_directory(target.parent)
+                sync_directory(target.parent)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     return target
@@ -119,7 +119,7 @@ def _rename_unless_made(temporary: Path, target: Path) -> None:
             raise
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -4,114 +4,31 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from kvpath.data.cache import build_once, cache_dir, digest, write_atomically
+from kvpath.data.mapped import MappedArray
+from kvpath.data.regions import Manifest, Region, Split, dtype_of
 from kvpath.data.sources import Source
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
 
 FORMAT_VERSION = 1
-Region = Literal["train", "validation", "test"]
+
+_NUMBERING = "by part"
+"""How documents get the numbers that hold some of them out: part of what decides a corpus."""
 
 _MANIFEST, _TOKENS, _OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
 _BATCH_DOCUMENTS = 1024
 _BATCH_CHARACTERS = 4 * 2**20
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which document belongs to which region.
-
-    Args:
-        holdout_every: of every so many documents the first is validation and the one in the middle is test; None holds
-            out none. At least 3.
-        rest: the region of all other documents; None leaves them out.
-        limit_tokens: regions may end (after a whole document) once each held-out one has so many tokens.
-    """
-
-    holdout_every: int | None = None
-    rest: Region | None = "train"
-    limit_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.holdout_every is not None and self.holdout_every < 3:
-            raise UserError(f"holdout_every must be at least 3 (validation, test, training), got {self.holdout_every}")
-
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        """The regions that exist."""
-        rest: tuple[Region, ...] = (self.rest,) if self.rest else ()
-        return rest if self.holdout_every is None else (*rest, "validation", "test")
-
-    def region(self, document: int) -> Region | None:
-        """The region of document number ``document``, counted from 0; None if it is left out."""
-        if self.holdout_every is None:
-            return self.rest
-        place = document % self.holdout_every
-        if place == 0:
-            return "validation"
-        return "test" if place == self.holdout_every // 2 else self.rest
-
-    def documents(self, source: Source, region: Region) -> Iterator[str]:
-        """The documents of one region of ``source``."""
-        return (text for i, text in enumerate(source.documents()) if self.region(i) == region)
-
-
-class MappedArray:
-    """A file of numbers, mapped when first read, so that processes that get it by pickle map it anew."""
-
-    def __init__(self, path: Path, dtype: DTypeLike, length: int) -> None:
-        self._path, self._dtype, self._length = path, np.dtype(dtype), length
-        self._array: NDArray[np.integer] | None = None
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: slice) -> NDArray[np.integer]:
-        if self._array is None:
-            # an empty file cannot be mapped
-            empty = np.empty(0, dtype=self._dtype)
-            self._array = np.memmap(self._path, mode="r", dtype=self._dtype) if self._length else empty
-        return self._array[index]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_array": None}
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What ``manifest.json`` of a region says.
-
-    Args:
-        format_version: of the files beside it.
-        source: fingerprint of the source.
-        tokenizer: fingerprint of the tokenizer.
-        label: what the source is called.
-        region: which documents of the source these are.
-        dtype: of ``tokens.bin``: uint16 or uint32.
-        n_documents: documents; an end-of-text token follows each.
-        n_tokens: tokens, those included.
-        n_bytes: UTF-8 bytes of the documents' text.
-    """
-
-    format_version: int
-    source: str
-    tokenizer: str
-    label: str
-    region: Region
-    dtype: str
-    n_documents: int
-    n_tokens: int
-    n_bytes: int
+_T = TypeVar("_T")
 
 
 class TokenCorpus:
@@ -164,8 +81,8 @@ def build_corpus(
         UserError: for what the source cannot read, or no disk space.
     """
     source_fingerprint = source.fingerprint()
-    key = digest(FORMAT_VERSION, source_fingerprint, tokenizer.fingerprint, dataclasses.asdict(split))
-    dtype = "uint16" if tokenizer.vocab_size < 2**16 else "uint32"
+    key = digest(FORMAT_VERSION, _NUMBERING, source_fingerprint, tokenizer.fingerprint, dataclasses.asdict(split))
+    dtype = dtype_of(tokenizer.vocab_size)
 
     def build(target: Path) -> None:
         with ExitStack() as files:
@@ -188,13 +105,18 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.
     return [np.array([*ids, tokenizer.end_of_text], dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
 
 
-def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists that are large enough to tokenise at speed and small enough to hold."""
-    batch: list[str] = []
+def in_batches(documents: Iterable[_T], text_of: Callable[[_T], str] = str) -> Iterator[list[_T]]:
+    """Lists that are large enough to tokenise at speed and small enough to hold.
+
+    Args:
+        documents: texts, or what ``text_of`` gives the text of.
+        text_of: the text of a document.
+    """
+    batch: list[_T] = []
     characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
+    for document in documents:
+        batch.append(document)
+        characters += len(text_of(document))
         if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -202,19 +124,23 @@ def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def text_of(numbered: tuple[int, str]) -> str:
+    """The text of a document that comes with its number."""
+    return numbered[1]
+
+
 def _tokenise(source: Source, tokenizer: Tokenizer, split: Split, writers: dict[Region, "_Writer"]) -> None:
     """Read ``source`` once, from the front, and hand each document to the writer of its region."""
     # on stderr, and only where it takes long enough to be asked about
-    documents = tqdm(source.documents(), desc=f"tokenising {source.label}", unit=" documents", delay=2, file=sys.stderr)
-    n_seen = 0
-    for texts in in_batches(documents):
-        kept = [(region, text) for i, text in enumerate(texts, n_seen) if (region := split.region(i)) is not None]
-        n_seen += len(texts)
+    documents = tqdm(source.numbered(), desc=f"tokenising {source.label}", unit=" documents", delay=2, file=sys.stderr)
+    for batch in in_batches(documents, text_of):
+        kept = [(region, text) for number, text in batch if (region := split.region(number)) is not None]
         for (region, text), ids in zip(kept, encode_documents(tokenizer, [text for _, text in kept]), strict=True):
             writers[region].add(text, ids)
         held_out = [writer.n_tokens for region, writer in writers.items() if region != split.rest]
         if split.limit_tokens is not None and held_out and min(held_out) >= split.limit_tokens:
             break
+    source.say_skipped()
 
 
 class _Writer:

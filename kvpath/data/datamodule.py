@@ -1,20 +1,27 @@
 """All of data/ behind one LightningDataModule."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 
+from kvpath.data.best_fit import BestFit
 from kvpath.data.budget import Budget, Plan
 from kvpath.data.cache import digest
-from kvpath.data.corpus import Region, Split, TokenCorpus, build_corpus
-from kvpath.data.loaders import EvaluationSchedule, StepLoader, TrainingSchedule
+from kvpath.data.evaluations import Evaluation, evaluate_at
+from kvpath.data.lane_reader import StreamSettings
+from kvpath.data.lanes import check_lanes
+from kvpath.data.loaders import EvaluationSchedule, RecordingLoader, StepLoader, TrainingSchedule
+from kvpath.data.mapped import FirstTokens
 from kvpath.data.order import BlockOrder
-from kvpath.data.packing import TokenRun, Windows
+from kvpath.data.packing import Packing, Windows
+from kvpath.data.ranks import Ranks
+from kvpath.data.record import StreamRecord, as_hex
+from kvpath.data.regions import Corpus, Region, Split
 from kvpath.data.sources import Source
 from kvpath.data.stream import StreamLoader
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
+from kvpath.data.training_plan import check_budget, check_length
 from kvpath.errors import UserError
 
 EvaluationStage = Literal["validate", "test", "predict"]
@@ -27,31 +34,13 @@ _REGIONS_OF_STAGE: dict[str, list[Region]] = {
 }
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One loader of an evaluation: a region of a corpus, read at one context length.
-
-    Args:
-        corpus: what the source is called.
-        split: the region: validation or test.
-        context: tokens in a window; windows do not overlap, so this is the stride too.
-        n_tokens: tokens scored, over all ranks: all of the region but the first.
-        n_bytes: UTF-8 bytes of the text that the scored tokens stand for.
-    """
-
-    corpus: str
-    split: str
-    context: int
-    n_tokens: int
-    n_bytes: int
-
-
 class PackedText(pl.LightningDataModule):
-    """Documents joined by the end-of-text token and cut into windows, none lost.
+    """Documents, each with its end-of-text token, packed into sequences, none lost.
 
     One training batch is one whole optimizer step of this rank: ``tokens`` and ``labels``, (A, M, T) int64, with A
-    micro-batches of M sequences of T = seq_len tokens. The loader is as long as the run and goes on at the trainer's
-    ``global_step``. Evaluation batches are (M, T); labels of -100 are padding.
+    micro-batches of M sequences of T = seq_len tokens, and with document_masking ``documents`` and ``positions`` of the
+    same shape. The loader is as long as the run and goes on at the trainer's ``global_step``. Evaluation batches are
+    (M, T); labels of -100 are not scored.
 
     After ``setup``: ``tokenizer``; in fit also ``plan``; and ``evaluations[stage]``, one for each loader of a stage.
 
@@ -62,7 +51,9 @@ class PackedText(pl.LightningDataModule):
         budget: tokens of the run and size of a step.
         validation: documents to validate on, instead of held-out ones.
         test: documents to test on, instead of held-out ones.
-        holdout_every: of every so many documents of the source, one is for validation and one for testing.
+        holdout_every: of every so many documents of the source, one is for validation and one for testing. Prepared
+            shards know theirs: state the same or null.
+        max_tokens: train on so many tokens of the source at most, and on whole documents; null is all of it.
         eval_contexts: context lengths to test at; by default seq_len alone. Validation is at seq_len.
         eval_batch_tokens: tokens in an evaluation batch (at least one window).
         eval_limit_tokens: evaluate on the first so many tokens of a region; null is all of it.
@@ -72,8 +63,19 @@ class PackedText(pl.LightningDataModule):
         start_tokens: tokens of that stream to pass over; null is none, or with init_from those that its run has seen.
         repeat: begin another epoch when the data ends before the budget; false refuses.
         num_workers: processes that read ahead, per loader.
-        stream: tokenise while training instead of once before: for sources too large to keep. Windows come in the
-            order of the source, and a resume reads again all that came before: exact, but slow.
+        stream: tokenise while training instead of once before: for sources too large to keep. Sequences are not
+            shuffled. Each lane passes over an equal share of start_tokens: with one lane that is exact, with more a
+            stage that follows another may read a sequence a lane again, or pass over one.
+        lanes: a stream's documents are dealt to so many lanes in turn, each packed on its own, and sequences are taken
+            from the lanes in turn. Ranks x num_workers must divide it, and then do not matter.
+        packing: contiguous joins documents and cuts the whole into sequences; best_fit puts whole documents into
+            sequences where they fit, cuts only those that are longer, lets no document's end predict the beginning of
+            what stands after it, and fills up with padding, which counts as tokens of the budget.
+        packing_documents: best_fit packs so many documents together (of a lane, in a stream).
+        document_masking: in training, attention does not cross documents, positions count from 0 in each, and no
+            document's end predicts the next one's beginning.
+        eval_document_masking: the same in evaluation. By default each token of a region but the first is scored once,
+            in contiguous windows across documents, however the model was trained: results compare with any other's.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class PackedText(pl.LightningDataModule):
         validation: Source | None = None,
         test: Source | None = None,
         holdout_every: int | None = None,
+        max_tokens: int | None = None,
         eval_contexts: list[int] | None = None,
         eval_batch_tokens: int = 8192,
         eval_limit_tokens: int | None = None,
@@ -94,6 +97,11 @@ class PackedText(pl.LightningDataModule):
         repeat: bool = True,
         num_workers: int = 0,
         stream: bool = False,
+        lanes: int = 16,
+        packing: Literal["contiguous", "best_fit"] = "contiguous",
+        packing_documents: int = 1024,
+        document_masking: bool = False,
+        eval_document_masking: bool = False,
     ) -> None:
         super().__init__()
         self.source = source
@@ -102,6 +110,7 @@ class PackedText(pl.LightningDataModule):
         self.budget = budget
         self._explicit_sources: dict[Region, Source | None] = {"validation": validation, "test": test}
         self.holdout_every = holdout_every
+        self.max_tokens = max_tokens
         self.eval_contexts = [seq_len] if eval_contexts is None else eval_contexts
         self.eval_batch_tokens = eval_batch_tokens
         self.eval_limit_tokens = eval_limit_tokens
@@ -111,12 +120,18 @@ class PackedText(pl.LightningDataModule):
         self.repeat = repeat
         self.num_workers = num_workers
         self.stream = stream
+        self.lanes = lanes
+        self.packing = packing
+        self.packing_documents = packing_documents
+        self.document_masking = document_masking
+        self.eval_document_masking = eval_document_masking
         UserError.raise_all(self._problems())
         self.tokenizer: Tokenizer
         self.plan: Plan
         self.evaluations: dict[EvaluationStage, list[Evaluation]] = {}
         self._evaluated: dict[EvaluationStage, list[Windows]] = {}
-        self._training_windows: Windows
+        self._training_windows: Packing
+        self._record = StreamRecord()
         self._training_tokens: int | None = None
         self.accepts_other_text = False
         """Whether a checkpoint that was trained on other text than ours may be gone on with."""
@@ -126,9 +141,12 @@ class PackedText(pl.LightningDataModule):
             "seq_len": (self.seq_len, 1),
             "start_tokens": (self.start_tokens, 0),
             "holdout_every": (self.holdout_every, 3),
+            "max_tokens": (self.max_tokens, 1),
             "eval_batch_tokens": (self.eval_batch_tokens, 1),
             "eval_limit_tokens": (self.eval_limit_tokens, 1),
             "num_workers": (self.num_workers, 0),
+            "lanes": (self.lanes, 1),
+            "packing_documents": (self.packing_documents, 1),
             **{f"eval_contexts[{i}]": (context, 1) for i, context in enumerate(self.eval_contexts)},
         }
         problems = [
@@ -143,6 +161,11 @@ class PackedText(pl.LightningDataModule):
         if self.stream:
             if self.budget.tokens is None:
                 problems.append("budget.tokens must be stated with stream: true, got null: a stream has no length")
+            if self.max_tokens is not None:
+                problems.append(
+                    f"max_tokens must be null with stream: true, got {self.max_tokens}: state budget.tokens, or"
+                    " max_documents of the source"
+                )
             if self.tokenizer_config.is_trained_here:
                 problems.append("tokenizer.name must name a finished tokenizer with stream: true, got 'train'")
             if self.holdout_every is not None and self.eval_limit_tokens is None:
@@ -166,6 +189,7 @@ class PackedText(pl.LightningDataModule):
         self.tokenizer = self.load_tokenizer()
         corpora = self._corpora(stage, self.tokenizer)
         if stage == "fit":
+            self._record = StreamRecord()
             self._set_up_training(corpora.get("train"))
         self._set_up_evaluation("validate", corpora.get("validation"), [self.seq_len])
         self._set_up_evaluation("test", corpora.get("test"), self.eval_contexts)
@@ -174,16 +198,38 @@ class PackedText(pl.LightningDataModule):
             region = "validation" if stage == "validate" else "test"
             raise UserError(f"there is nothing to {stage} on: state {region} (a source) or holdout_every")
 
-    def state_dict(self) -> dict[str, str | int | None]:
-        """What a checkpoint remembers of its text: the tokenizer and, unless it is a stream, the number of tokens."""
-        return {"tokenizer": self.tokenizer.fingerprint, "training_tokens": self._training_tokens}
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint remembers, for all ranks; every rank must call it.
 
-    def load_state_dict(self, state_dict: dict[str, str | int | None]) -> None:
-        """Refuse a checkpoint that was trained on other text, whose configuration may well be the same.
+        Of its text: the tokenizer and, unless it is a stream, the number of tokens. Of what was trained on: the step,
+        the hash, and where the lanes of a stream stand, (lanes, 3).
+        """
+        own = self._record.places(self._ranks.steps_done)
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "training_tokens": self._training_tokens,
+            "step": self._ranks.steps_done,
+            "stream_hash": self.stream_hash(),
+            "lanes": None if own is None else self._ranks.dealt(own),
+            "world_size": self._ranks.count,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in the data, and refuse a checkpoint that was trained on other text, or on a stream by other ranks.
 
         Raises:
-            UserError: the tokenizer, or in training the number of tokens, is another.
+            UserError: the tokenizer, or in training the number of tokens or of ranks, is another.
         """
+        places = None if self.accepts_other_text else state_dict.get("lanes")
+        if places is not None and self._ranks.fit:
+            if state_dict["world_size"] != self._ranks.count:
+                raise UserError(
+                    f"data.stream: the checkpoint is of {state_dict['world_size']} ranks, and here are"
+                    f" {self._ranks.count}: a stream goes on with as many ranks as it had; a tokenised corpus with any;"
+                    " --allow '[data]' reads again all that came before"
+                )
+            places = places[self._ranks.rank :: self._ranks.count]
+        self._record = StreamRecord.from_state(state_dict, places)
         if self.accepts_other_text:
             return
         if state_dict["tokenizer"] != self.tokenizer.fingerprint:
@@ -198,23 +244,37 @@ class PackedText(pl.LightningDataModule):
                 " that changes the data of a run; --allow '[data]' allows it"
             )
 
+    def stream_hash(self) -> str | None:
+        """A hash of all tokens that were trained on, in their order; every rank must call it.
+
+        Two runs with one data seed have the same, whatever their model, micro-batch, workers or ranks. None if it is
+        not known, as after a resume from a checkpoint without one.
+        """
+        own = self._record.own_hash(self._ranks.steps_done, self._ranks.rank)
+        return None if own is None else as_hex(self._ranks.total(own))
+
     def train_dataloader(self) -> StepLoader | StreamLoader:
         """Batches of whole optimizer steps: ``tokens`` and ``labels`` (A, M, T)."""
-        if self.stream:
-            return StreamLoader(
-                self.source,
-                self.tokenizer,
-                self._split,
-                self.plan,
-                self._rank,
-                self._steps_ahead,
-                self.num_workers,
-                self.start_tokens,
-                self.repeat,
-            )
-        order = self._order(self._training_windows)
-        schedule = TrainingSchedule(self.plan, order, self._rank, self._steps_ahead)
-        return StepLoader(self._training_windows, schedule, self.num_workers)
+        end_of_text = self.tokenizer.end_of_text if self.document_masking else None
+        counted = (self._record, self._steps_done, self.num_workers, end_of_text)
+        if not self.stream:
+            order = self._order(self._training_windows)
+            schedule = TrainingSchedule(self.plan, order, self._ranks.rank, self._steps_ahead)
+            return RecordingLoader(self._training_windows, schedule, *counted)
+        settings = StreamSettings(
+            self.source,
+            self.tokenizer,
+            self._split,
+            self.seq_len,
+            self.lanes,
+            self.packing_documents if self.packing == "best_fit" else None,
+            self.start_tokens,
+            self.repeat,
+        )
+        settings.check()
+        return StreamLoader(
+            settings, self.plan, self._ranks.rank, self._steps_ahead, *counted, self._ranks.first_problem
+        )
 
     def val_dataloader(self) -> list[StepLoader]:
         """One loader for each of ``evaluations["validate"]``: (M, T)."""
@@ -228,7 +288,7 @@ class PackedText(pl.LightningDataModule):
         """One loader for each of ``evaluations["predict"]``: (M, context)."""
         return self._evaluation_loaders("predict")
 
-    def _order(self, windows: Windows) -> BlockOrder:
+    def _order(self, windows: Packing) -> BlockOrder:
         per_block = self.shuffle_block // self.seq_len
         # A stage before may have ended within a window of this one's length: go on with the next whole window.
         start = -(-self.start_tokens // self.seq_len)
@@ -239,39 +299,35 @@ class PackedText(pl.LightningDataModule):
         return Split(self.holdout_every)
 
     @property
-    def _rank(self) -> int:
-        return self.trainer.global_rank if self.trainer else 0
+    def _ranks(self) -> Ranks:
+        return Ranks(self.trainer)
 
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer else 1
+    def _steps_done(self) -> int:
+        return self._ranks.steps_done
 
     def _steps_ahead(self) -> range:
-        """The steps that training has still to run. Lightning restores ``global_step`` before it iterates."""
-        done = self.trainer.global_step if self.trainer else 0
-        # Lightning sets this attribute without declaring it
-        overfit: int | float = getattr(self.trainer, "overfit_batches", 0)
-        if overfit:
-            n = min(overfit, self.plan.steps) if isinstance(overfit, int) else int(overfit * self.plan.steps)
-            return range(done % n, n)
-        return range(done, self.plan.steps)
+        return self._ranks.steps_ahead(self.plan.steps)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer alone; one that is trained here is trained unless the cache has it."""
+        if (own := self.source.tokenizer(self.tokenizer_config.name)) is not None:
+            return own
         if not self.tokenizer_config.is_trained_here:
             return self.tokenizer_config.load()
         split = self._split
         fingerprint = digest(self.source.fingerprint(), dataclasses.asdict(split))
         return self.tokenizer_config.load(lambda: split.documents(self.source, "train"), fingerprint)
 
-    def _corpora(self, stage: str, tokenizer: Tokenizer) -> dict[Region, TokenCorpus]:
+    def _corpora(self, stage: str, tokenizer: Tokenizer) -> dict[Region, Corpus]:
         """The regions that a stage reads, tokenised: made on first use, then found in the cache."""
-        corpora: dict[Region, TokenCorpus] = {}
+        corpora: dict[Region, Corpus] = {}
         for region in _REGIONS_OF_STAGE[stage]:
-            explicit = self._explicit_sources.get(region)
-            split = Split(rest=region) if explicit else self._kept_split
-            if region in split.regions:
-                corpora[region] = build_corpus(explicit or self.source, tokenizer, split)[region]
+            if explicit := self._explicit_sources.get(region):
+                corpora[region] = explicit.corpora(tokenizer, Split(rest=region))[region]
+            elif region in self.source.own_split(split := self._kept_split).regions:
+                corpora[region] = self.source.corpora(tokenizer, split)[region]
+        if self.max_tokens is not None and "train" in corpora:
+            corpora["train"] = FirstTokens(corpora["train"], self.max_tokens)
         return corpora
 
     @property
@@ -282,56 +338,40 @@ class PackedText(pl.LightningDataModule):
         limit = None if self.eval_limit_tokens is None else self.eval_limit_tokens + 1
         return Split(self.holdout_every, rest=None, limit_tokens=limit)
 
-    def _set_up_training(self, corpus: TokenCorpus | None) -> None:
+    def _set_up_training(self, corpus: Corpus | None) -> None:
         if corpus is None:
-            self.plan = self.budget.plan(self.seq_len, self._world_size)
+            self.plan = self.budget.plan(self.seq_len, self._ranks.count)
+            check_lanes(self.lanes, self._ranks.count, self.num_workers)
             return
-        n_tokens = self._training_tokens = corpus.manifest.n_tokens
-        windows = Windows(corpus.tokens, self.seq_len)
-        where = f"source {corpus.manifest.label}: its {n_tokens} training tokens are fewer than"
-        if windows.n_windows == 0:
-            raise UserError(f"{where} one window: seq_len {self.seq_len} needs {self.seq_len + 1}")
-        if windows.n_windows * self.seq_len < self.shuffle_block:
-            raise UserError(f"{where} one shuffle_block of {self.shuffle_block}")
+        self._training_tokens = corpus.manifest.n_tokens
+        self._training_windows = windows = self._packed(corpus)
+        check_length(corpus.manifest, windows, self.shuffle_block)
         order = self._order(windows)
-        per_epoch = order.n * self.seq_len
-        self.plan = self.budget.plan(self.seq_len, self._world_size, per_epoch + 1)
-        if order.n < self.plan.sequences_per_step:
-            raise UserError(f"{where} one optimizer step: it needs {self.plan.tokens_per_step + 1}")
-        if order.epoch(self.plan.steps * self.plan.sequences_per_step - 1) > 0 and not self.repeat:
-            left = max(0, per_epoch - self.start_tokens)
-            raise UserError(
-                f"source {corpus.manifest.label} ends before data.budget.tokens {self.plan.tokens}: an epoch has"
-                f" {per_epoch}, of which {left} are left after data.start_tokens {self.start_tokens};"
-                " data.repeat: true begins a second epoch"
-            )
-        self._training_windows = windows
+        self.plan = self.budget.plan(self.seq_len, self._ranks.count, order.n * self.seq_len + 1)
+        check_budget(corpus.manifest, self.plan, order, self.start_tokens, self.repeat)
 
-    def _set_up_evaluation(self, stage: EvaluationStage, corpus: TokenCorpus | None, contexts: list[int]) -> None:
+    def _packed(self, corpus: Corpus) -> Packing:
+        if self.packing == "contiguous":
+            return Windows(corpus.tokens, self.seq_len)
+        where = str(getattr(corpus, "directory", ""))
+        key = digest(where, self.holdout_every, dataclasses.asdict(corpus.manifest))
+        return BestFit(corpus, key, self.seq_len, self.packing_documents, self.tokenizer.end_of_text)
+
+    def _set_up_evaluation(self, stage: EvaluationStage, corpus: Corpus | None, contexts: list[int]) -> None:
         self.evaluations[stage], self._evaluated[stage] = [], []
         if corpus is None:
             return
-        manifest = corpus.manifest
-        tokens: TokenRun = corpus.tokens
-        if self.eval_limit_tokens is not None and self.eval_limit_tokens + 1 < manifest.n_tokens:
-            tokens = corpus.tokens[: self.eval_limit_tokens + 1]
-            n_bytes = self.tokenizer.count_bytes(tokens[1:])
-        else:
-            n_bytes = manifest.n_bytes - self.tokenizer.count_bytes(tokens[:1])
-        n_tokens = max(0, len(tokens) - 1)
-        UserError.raise_all(
-            f"{manifest.label}, {manifest.region}: {n_tokens} tokens to score are fewer than one window of {context}"
-            for context in contexts
-            if n_tokens < context
-        )
-        for context in contexts:
-            self.evaluations[stage].append(Evaluation(manifest.label, manifest.region, context, n_tokens, n_bytes))
-            self._evaluated[stage].append(Windows(tokens, context, short_last=True))
+        for evaluation, windows in evaluate_at(
+            contexts, corpus, self.tokenizer, self.eval_limit_tokens, self.eval_document_masking
+        ):
+            self.evaluations[stage].append(evaluation)
+            self._evaluated[stage].append(windows)
 
     def _evaluation_loaders(self, stage: EvaluationStage) -> list[StepLoader]:
         return [self._evaluation_loader(windows) for windows in self._evaluated[stage]]
 
     def _evaluation_loader(self, windows: Windows) -> StepLoader:
         per_batch = max(1, self.eval_batch_tokens // windows.context)
-        schedule = EvaluationSchedule(windows.n_windows, per_batch, self._rank, self._world_size)
-        return StepLoader(windows, schedule, self.num_workers)
+        schedule = EvaluationSchedule(windows.n_windows, per_batch, self._ranks.rank, self._ranks.count)
+        end_of_text = self.tokenizer.end_of_text if self.eval_document_masking else None
+        return StepLoader(windows, schedule, self.num_workers, end_of_text)

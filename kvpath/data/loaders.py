@@ -9,15 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from kvpath.data.budget import Plan
 from kvpath.data.order import BlockOrder
-from kvpath.data.packing import Windows
-from kvpath.errors import UserError
+from kvpath.data.packing import Packing, part_documents
+from kvpath.data.record import StreamRecord
+from kvpath.data.workers import read_ahead
 
 Batch = dict[str, Tensor]
-"""``tokens`` and ``labels``, int64, of the same shape."""
+"""``tokens`` and ``labels``, int64, of the same shape; where documents stand alone, also ``documents`` and
+``positions`` (see `kvpath.data.packing.part_documents`)."""
+
+
+_STEPS_AT_A_TIME = 64
+"""A place in the order costs as much to compute as some hundred places together."""
 
 
 class Schedule(Protocol):
@@ -50,16 +56,22 @@ class TrainingSchedule:
         return self.plan.steps
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        for step in self.steps():
-            self._say_if_an_epoch_begins(step)
-            yield self.windows_of(step)
+        steps = self.steps()
+        for first in range(0, len(steps), _STEPS_AT_A_TIME):
+            some = steps[first : first + _STEPS_AT_A_TIME]
+            for step, windows in zip(some, self.windows_of(some), strict=True):
+                self._say_if_an_epoch_begins(step)
+                yield windows
 
-    def windows_of(self, step: int) -> NDArray[np.int64]:
-        """Windows of ``step`` for this rank, (accumulation, micro_batch)."""
-        plan = self.plan
-        first = step * plan.sequences_per_step + self.rank * plan.sequences_per_rank
-        positions = np.arange(first, first + plan.sequences_per_rank, dtype=np.int64)
-        return self.order.index(positions).reshape(plan.accumulation, plan.micro_batch)
+    def windows_of(self, steps: range) -> NDArray[np.int64]:
+        """Windows of some steps for this rank, (steps, accumulation, micro_batch)."""
+        places = np.stack([self.places(step) for step in steps])
+        return self.order.index(places).reshape(len(steps), self.plan.accumulation, self.plan.micro_batch)
+
+    def places(self, step: int) -> NDArray[np.int64]:
+        """Places in the order of this rank's share of ``step``, (sequences_per_rank,)."""
+        first = step * self.plan.sequences_per_step + self.rank * self.plan.sequences_per_rank
+        return np.arange(first, first + self.plan.sequences_per_rank, dtype=np.int64)
 
     def _say_if_an_epoch_begins(self, step: int) -> None:
         first = step * self.plan.sequences_per_step
@@ -102,19 +114,23 @@ class StepLoader:
     It has no state to save: the step at which training goes on says everything.
 
     Args:
-        windows: the run of tokens, cut up.
-        schedule: which windows make a batch.
+        windows: the sequences, by number.
+        schedule: which of them make a batch.
         num_workers: processes that read ahead; 0 reads in this one.
+        end_of_text: the token that ends a document, if documents are to stand alone in a batch.
     """
 
-    def __init__(self, windows: Windows, schedule: Schedule, num_workers: int = 0) -> None:
+    def __init__(
+        self, windows: Packing, schedule: Schedule, num_workers: int = 0, end_of_text: int | None = None
+    ) -> None:
         self._windows, self._schedule, self._num_workers = windows, schedule, num_workers
+        self._end_of_text = end_of_text
 
     def __len__(self) -> int:
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter_batches(_WindowDataset(self._windows), self._num_workers, self._schedule)
+        return read_ahead(_WindowDataset(self._windows, self._end_of_text), self._num_workers, self._schedule)
 
     # Lightning warns of a loader without these two when a run resumes.
     def state_dict(self) -> dict[str, int]:
@@ -125,41 +141,58 @@ class StepLoader:
         """Nothing."""
 
 
+class RecordingLoader(StepLoader):
+    """A training loader that counts what it gives.
+
+    Args:
+        windows: the sequences, by number.
+        schedule: which of them make a step.
+        record: where they are counted.
+        done: the optimizer steps that are done, asked for at the start of each iteration.
+        num_workers: processes that read ahead; 0 reads in this one.
+        end_of_text: the token that ends a document, if documents are to stand alone in a batch.
+    """
+
+    def __init__(
+        self,
+        windows: Packing,
+        schedule: TrainingSchedule,
+        record: StreamRecord,
+        done: Callable[[], int],
+        num_workers: int = 0,
+        end_of_text: int | None = None,
+    ) -> None:
+        super().__init__(windows, schedule, num_workers, end_of_text)
+        self._places, self._record, self._done = schedule.places, record, done
+
+    def __iter__(self) -> Iterator[Batch]:
+        done = self._done()
+        self._record.begin(done)
+        for step, batch in enumerate(super().__iter__(), done):
+            self._record.add(batch["tokens"].flatten(0, 1).numpy(), self._places(step))
+            yield batch
+
+
 def say_epoch(epoch: int, step: int) -> None:
     """Say that training data comes round again: the epoch and the first step that reads it, both from 0."""
     print(f"epoch {epoch + 1} of the training data begins in step {step + 1}", file=sys.stderr, flush=True)
 
 
-def iter_batches(
-    dataset: Dataset[Batch | UserError], num_workers: int, schedule: Schedule | None = None
-) -> Iterator[Batch]:
-    """Batches as the dataset makes them, whole, read ahead by workers.
-
-    Raises:
-        UserError: one that the dataset gives instead of a batch. Raised in a worker, it would come with a traceback.
-    """
-    for batch in DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=schedule,
-        num_workers=num_workers,
-        pin_memory=torch.cuda.is_available(),
-        # of its own: otherwise each iteration would draw from the global random state
-        generator=torch.Generator(),
-    ):
-        if isinstance(batch, UserError):
-            raise batch
-        yield batch
-
-
-class _WindowDataset(Dataset[Batch | UserError]):
+class _WindowDataset(Dataset[Batch]):
     """Windows by array of numbers: the batch has the array's shape, and then the context."""
 
-    def __init__(self, windows: Windows) -> None:
-        self._windows = windows
+    def __init__(self, windows: Packing, end_of_text: int | None) -> None:
+        self._windows, self._end_of_text = windows, end_of_text
 
     def __getitem__(self, numbers: NDArray[np.int64]) -> Batch:
-        pairs = [self._windows.window(int(i)) for i in numbers.ravel()]
+        tokens_NC, labels_NC = self._windows.batch(numbers.ravel().tolist())
         shape = (*numbers.shape, self._windows.context)
-        tokens, labels = (np.stack(arrays).reshape(shape) for arrays in zip(*pairs, strict=True))
-        return {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+        return as_batch(tokens_NC.reshape(shape), labels_NC.reshape(shape), self._end_of_text)
+
+
+def as_batch(tokens: NDArray[np.int64], labels: NDArray[np.int64], end_of_text: int | None) -> Batch:
+    """A batch of sequences; with an end-of-text token, one in which each document stands alone."""
+    arrays = {"tokens": tokens, "labels": labels}
+    if end_of_text is not None:
+        arrays = part_documents(tokens, labels, end_of_text)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -44,10 +44,10 @@ class Order:
     def _permute(self, place: NDArray[np.uint64], epoch: NDArray[np.uint64]) -> NDArray[np.uint64]:
         mask = (np.uint64(1) << self._half_bits) - np.uint64(1)
         left, right = place >> self._half_bits, place & mask
-        key = _mix(_mix(self._seed) ^ epoch)
+        key = mix(mix(self._seed) ^ epoch)
         for _ in range(_ROUNDS):
-            key = _mix(key)
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            key = mix(key)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         return (left << self._half_bits) | right
 
 
@@ -81,7 +81,7 @@ class BlockOrder:
         return (position + self._start) // self.n
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scatter 64 bits over 64 bits, one to one (the finaliser of splitmix64)."""
     x = x + np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

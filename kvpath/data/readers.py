@@ -3,10 +3,11 @@
 import gzip
 import io
 import json
+import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -27,18 +28,61 @@ def file_format(path: Path) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
 
 
-def read_texts(path: Path, text_field: str) -> Iterator[str]:
+class Reading:
+    """What becomes of documents that cannot be decoded, and how far a file has been read.
+
+    Args:
+        skip_bad: leave them out and count them, instead of refusing the first.
+    """
+
+    def __init__(self, skip_bad: bool = False) -> None:
+        self.skipped = 0
+        """Documents that were left out."""
+        self._skip_bad = skip_bad
+        self._place: Callable[[], float] = lambda: 0.0
+
+    @contextmanager
+    def of_document(self) -> Iterator[None]:
+        """Around the decoding of one document.
+
+        Raises:
+            UserError: the one that is raised inside, unless bad documents are skipped.
+        """
+        try:
+            yield
+        except UserError:
+            if not self._skip_bad:
+                raise
+            self.skipped += 1
+
+    @property
+    def fraction(self) -> float:
+        """How much of the current file has been read, from 0 to 1."""
+        return self._place()
+
+    def begin(self, place: Callable[[], float]) -> None:
+        """Another file: ``place`` tells how much of it has been read."""
+        self._place = place
+
+
+def read_texts(path: Path, text_field: str, reading: Reading | None = None) -> Iterator[str]:
     """The texts of one file: a .txt is one; of .jsonl and .parquet, ``text_field`` of each row is.
+
+    Args:
+        path: the file.
+        text_field: of rows.
+        reading: is told of documents that cannot be decoded, and of progress; by default the first such is refused.
 
     Raises:
         UserError: names the file, and the byte, line or row, of whatever is not as it should be.
     """
+    reading = reading or Reading()
     read = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}[file_format(path) or ".txt"]
-    found = False
-    for text in read(path, text_field):
+    found, skipped = False, reading.skipped
+    for text in read(path, text_field, reading):
         found = True
         yield text
-    if not found:
+    if not found and reading.skipped == skipped:
         raise UserError(f"{path} is empty: it holds no text")
 
 
@@ -60,36 +104,41 @@ def check_text(row: dict[str, object], text_field: str, where: str) -> str:
     return text
 
 
-def _read_txt(path: Path, text_field: str) -> Iterator[str]:
-    with _open(path) as file:
+def _read_txt(path: Path, text_field: str, reading: Reading) -> Iterator[str]:
+    with _open(path, reading) as file:
         content = file.read()
     if content:
-        yield _decode(content, path, offset=0)
+        with reading.of_document():
+            yield _decode(content, path, offset=0)
 
 
-def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
+def _read_jsonl(path: Path, text_field: str, reading: Reading) -> Iterator[str]:
     offset = 0
-    with _open(path) as file:
+    with _open(path, reading) as file:
         for number, line in enumerate(file, start=1):
-            text = _decode(line, path, offset)
-            offset += len(line)
-            if not text.strip():
+            start, offset = offset, offset + len(line)
+            if not line.strip():
                 continue
-            where = f"{path}:{number}"
-            try:
-                row = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{where}: a JSON object is wanted, this is {type(row).__name__}")
-            yield check_text(row, text_field, where)
+            with reading.of_document():
+                yield _text_of_line(line, text_field, path, number, start)
 
 
-def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
+def _text_of_line(line: bytes, text_field: str, path: Path, number: int, offset: int) -> str:
+    where = f"{path}:{number}"
+    try:
+        row = json.loads(_decode(line, path, offset))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: a JSON object is wanted, this is {type(row).__name__}")
+    return check_text(row, text_field, where)
+
+
+def _read_parquet(path: Path, text_field: str, reading: Reading) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
-    with _open(path) as file, _seekable(file, path) as table_file:
+    with _open(path, reading) as file, _seekable(file, path) as table_file:
         try:
             table = pyarrow.parquet.ParquetFile(table_file)
         except pyarrow.ArrowInvalid as error:
@@ -97,17 +146,21 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         fields = table.schema_arrow.names
         if text_field not in fields:
             raise UserError(f"{path}: no field {text_field!r} (text_field); the fields are {', '.join(sorted(fields))}")
-        row_number = 0
+        row_number, n_rows = 0, max(1, table.metadata.num_rows)
+        reading.begin(lambda: row_number / n_rows)
         for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=[text_field]):
             for text in batch.column(0).to_pylist():
                 row_number += 1
-                yield check_text({text_field: text}, text_field, f"{path}, row {row_number}")
+                with reading.of_document():
+                    yield check_text({text_field: text}, text_field, f"{path}, row {row_number}")
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path, reading: Reading) -> Iterator[BinaryIO]:
     try:
-        with _decompressed(path) as file:
+        with path.open("rb") as raw, _decompressed(raw, path) as file:
+            size = os.fstat(raw.fileno()).st_size or 1
+            reading.begin(lambda: 1.0 if raw.closed else raw.tell() / size)
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged: {error}") from error
@@ -118,14 +171,14 @@ def _open(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path} is damaged: {error}") from error
 
 
-def _decompressed(path: Path) -> BinaryIO:
+def _decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
     if path.suffix.lower() == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if path.suffix.lower() == ".zst":
         import pyarrow
 
-        return cast(BinaryIO, io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd")))
-    return path.open("rb")
+        return cast(BinaryIO, io.BufferedReader(pyarrow.input_stream(raw, compression="zstd")))
+    return raw
 
 
 @contextmanager

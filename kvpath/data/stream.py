@@ -1,151 +1,166 @@
 """Training batches from a source too large to keep: tokenised and packed while it is read."""
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from kvpath.data.budget import Plan
-from kvpath.data.corpus import Split, encode_documents, in_batches
-from kvpath.data.loaders import Batch, iter_batches, say_epoch
-from kvpath.data.sources import Source
-from kvpath.data.tokenizer import Tokenizer
+from kvpath.data.lane_reader import LaneReader, StreamSettings
+from kvpath.data.lanes import Lane, Place, Sequence
+from kvpath.data.loaders import Batch, as_batch, say_epoch
+from kvpath.data.record import StreamRecord
+from kvpath.data.workers import read_ahead
 from kvpath.errors import UserError
 
 
 class StreamLoader:
-    """The training documents in their own order, packed without loss; from the front again when they end.
+    """Whole optimizer steps of a stream; sequence g of the run comes from lane g mod lanes.
 
-    Windows are not shuffled. Each rank and each worker reads the whole source and keeps its own part, and a resume
-    reads and tokenises again what came before: exact for any number of ranks, but slow.
+    Each worker of each rank reads the whole source, but tokenises the documents of its own lanes only. A resume goes
+    on where the record says that the lanes stand; without that it makes and drops what came before.
 
     Args:
-        source: where the documents come from.
-        tokenizer: makes tokens of them.
-        split: its ``rest`` is what is trained on.
+        settings: what decides the stream.
         plan: how steps are made up.
-        rank: this rank.
+        rank: this rank; it takes every so many sequences of a step.
         steps: the steps still to run, asked for at the start of each iteration.
-        num_workers: processes that read ahead, each taking every so many steps.
-        start_tokens: tokens at the front that are passed over.
-        repeat: begin again when the documents end; otherwise that is an error.
+        record: where they are counted.
+        done: the optimizer steps that are done, asked for at the start of each iteration.
+        num_workers: processes that read ahead, each serving some of the lanes.
+        end_of_text: the token that ends a document, if documents are to stand alone in a batch.
+        agree: gives every rank the first problem that one of them has; asked once a step.
     """
 
     def __init__(
         self,
-        source: Source,
-        tokenizer: Tokenizer,
-        split: Split,
+        settings: StreamSettings,
         plan: Plan,
         rank: int,
         steps: Callable[[], range],
+        record: StreamRecord,
+        done: Callable[[], int],
         num_workers: int = 0,
-        start_tokens: int = 0,
-        repeat: bool = True,
+        end_of_text: int | None = None,
+        agree: Callable[[str | None], str | None] = lambda problem: problem,
     ) -> None:
-        self._source, self._tokenizer, self._split = source, tokenizer, split
-        self._plan, self._rank, self._steps, self._num_workers = plan, rank, steps, num_workers
-        self._start_tokens, self._repeat = start_tokens, repeat
+        self._settings, self._plan, self._rank, self._steps = settings, plan, rank, steps
+        self._record, self._done, self._num_workers = record, done, num_workers
+        self._end_of_text, self._agree = end_of_text, agree
 
     def __len__(self) -> int:
         return self._plan.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        dataset = _StepStream(
-            self._source,
-            self._tokenizer,
-            self._split,
-            self._plan,
-            self._rank,
-            self._steps(),
-            self._start_tokens,
-            self._repeat,
-        )
-        return iter_batches(dataset, self._num_workers)
+        steps, done = self._steps(), self._done()
+        places = self._record.places(done) if steps and steps[0] == done else None
+        self._record.begin(done)
+        dataset = _LaneDataset(self._settings, self._plan, self._rank, steps, places)
+        parts = read_ahead(dataset, self._num_workers, prefetch=2)
+        for step in range(done, done + len(steps)):
+            tokens, labels, places = self._joined(parts)
+            self._record.add(tokens, self._places(step), places)
+            shape = (self._plan.accumulation, self._plan.micro_batch, self._plan.seq_len)
+            yield as_batch(tokens.reshape(shape), labels.reshape(shape), self._end_of_text)
+
+    def _places(self, step: int) -> NDArray[np.int64]:
+        """Places in the global order of this rank's sequences of a step."""
+        first = step * self._plan.sequences_per_step + self._rank
+        return first + self._plan.world_size * np.arange(self._plan.sequences_per_rank)
+
+    def _joined(self, parts: Iterator["_Part"]) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor]:
+        """The workers' parts of a step as one: tokens and labels (N, T), and the places of this rank's lanes."""
+        problem, found = None, []
+        try:
+            found = [next(parts) for _ in range(max(1, self._num_workers))]
+        except UserError as error:
+            problem = str(error)
+        if agreed := self._agree(problem):
+            raise UserError(agreed)
+        own_lanes = self._settings.lanes // self._plan.world_size
+        both = np.empty((2, self._plan.sequences_per_rank, self._plan.seq_len), dtype=np.int64)
+        places = torch.empty(own_lanes, 3, dtype=torch.int64)
+        for worker, part in enumerate(found):
+            both[:, int(part["first"]) :: len(found)] = part["sequences"].numpy()
+            places[worker :: len(found)] = part["places"]
+        return both[0], both[1], places
 
     # Lightning warns of a loader without these two when a run resumes.
     def state_dict(self) -> dict[str, int]:
-        """Nothing: the step at which training goes on says everything."""
+        """Nothing: the record is kept by the data module, for all ranks."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Nothing."""
 
 
-class _StepStream(IterableDataset[Batch | UserError]):
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: Tokenizer,
-        split: Split,
-        plan: Plan,
-        rank: int,
-        steps: range,
-        start_tokens: int,
-        repeat: bool,
-    ) -> None:
-        self._source, self._tokenizer, self._split = source, tokenizer, split
-        self._plan, self._rank, self._steps = plan, rank, steps
-        self._start_tokens, self._repeat = start_tokens, repeat
+_Part = dict[str, Tensor]
+"""What one worker gives for a step: ``sequences`` (2, n, T), tokens and labels of every so many sequences of this rank
+from the ``first`` on; and the ``places`` of its lanes after it, (lanes, 3)."""
 
-    def __iter__(self) -> Iterator[Batch | UserError]:
+
+class _LaneDataset(IterableDataset[_Part | UserError]):
+    """One part a step.
+
+    Args:
+        settings: what decides the stream.
+        plan: how steps are made up.
+        rank: this rank.
+        steps: the steps to make.
+        places_L3: where this rank's lanes stand before the first of them; None makes all steps before it, too.
+    """
+
+    def __init__(self, settings: StreamSettings, plan: Plan, rank: int, steps: range, places_L3: Tensor | None) -> None:
+        self._settings, self._plan, self._rank = settings, plan, rank
+        self._steps, self._places = steps, places_L3
+
+    def __iter__(self) -> Iterator[_Part | UserError]:
         worker = get_worker_info()
-        # the loader takes from the workers in turn
-        steps = self._steps[worker.id :: worker.num_workers] if worker else self._steps
-        if not steps:
-            return
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        ranks, n = self._plan.world_size, self._plan.sequences_per_rank
+        lanes = {
+            lane * ranks + self._rank: self._settings.lane(self._place(lane))
+            for lane in range(number, self._settings.lanes // ranks, workers)
+        }
+        reader = LaneReader(self._settings, lanes)
+        start = self._steps[0] if self._places is not None else 0
+        epoch = lanes[0].epoch if 0 in lanes else None
         try:
-            for step, tokens in enumerate(self._tokens_of_steps(says_epochs=worker is None or worker.id == 0)):
-                if step in steps:
-                    yield self._own_part(tokens)
-                if step >= steps[-1]:
-                    return
+            for step in range(start, self._steps[-1] + 1):
+                # sequence q of this rank is sequence q x ranks + rank of the run
+                first = (number - step * n) % workers
+                own = [((step * n + i) * ranks + self._rank) % self._settings.lanes for i in range(first, n, workers)]
+                sequences = [self._next(reader, lane, step) for lane in own]
+                if epoch is not None and lanes[0].epoch > epoch:
+                    epoch = lanes[0].epoch
+                    if step in self._steps:
+                        say_epoch(epoch, step)
+                if step in self._steps:
+                    yield self._part(first, sequences, lanes)
         except UserError as error:
             yield error
 
-    def _own_part(self, tokens: NDArray[np.int64]) -> Batch:
-        """This rank's batch out of the tokens of a step, (tokens_per_step + 1,)."""
-        plan = self._plan
-        n = plan.sequences_per_rank * plan.seq_len
-        own = torch.from_numpy(tokens[self._rank * n : (self._rank + 1) * n + 1])
-        shape = (plan.accumulation, plan.micro_batch, plan.seq_len)
-        return {"tokens": own[:-1].reshape(shape), "labels": own[1:].reshape(shape)}
+    def _place(self, lane: int) -> Place | None:
+        return None if self._places is None else Place(*self._places[lane].tolist())
 
-    def _tokens_of_steps(self, says_epochs: bool) -> Iterator[NDArray[np.int64]]:
-        """The tokens of each step from the first on, and one more, which is the next step's first."""
-        n = self._plan.tokens_per_step
-        waiting: list[NDArray[np.int64]] = []
-        n_waiting = n_made = 0
-        skip = self._start_tokens
-        for epoch in itertools.count():
-            step = n_made + n_waiting // n
-            if epoch and not self._repeat:
-                raise UserError(
-                    f"source {self._source.label} ends in step {n_made + 1} of {self._plan.steps},"
-                    f" before data.budget.tokens {self._plan.tokens}; data.repeat: true begins a second epoch"
-                )
-            if epoch and not skip and says_epochs and self._rank == 0 and step in self._steps:
-                say_epoch(epoch, step)
-            for ids in self._documents():
-                skip, ids = max(0, skip - len(ids)), ids[skip:]
-                waiting.append(ids)
-                n_waiting += len(ids)
-                if n_waiting > n:
-                    tokens = np.concatenate(waiting)
-                    while len(tokens) > n:
-                        yield tokens[: n + 1].copy()
-                        n_made += 1
-                        tokens = tokens[n:]
-                    waiting, n_waiting = [tokens], len(tokens)
+    def _next(self, reader: LaneReader, lane: int, step: int) -> Sequence:
+        sequence = reader.next(lane)
+        if sequence is None:
+            raise UserError(
+                f"source {self._settings.source.label} ends in step {step + 1} of {self._plan.steps},"
+                f" before data.budget.tokens {self._plan.tokens}; data.repeat: true begins a second epoch"
+            )
+        return sequence
 
-    def _documents(self) -> Iterator[NDArray[np.int64]]:
-        """The tokens of each training document, once through the source."""
-        found = False
-        for texts in in_batches(self._split.documents(self._source, "train")):
-            found = True
-            yield from encode_documents(self._tokenizer, texts)
-        if not found:
-            raise UserError(f"source {self._source.label}: no document is left to train on")
+    def _part(self, first: int, sequences: list[Sequence], lanes: dict[int, Lane]) -> _Part:
+        stacked = np.empty((2, len(sequences), self._plan.seq_len), dtype=np.int64)
+        for i, (tokens, labels) in enumerate(sequences):
+            stacked[0, i], stacked[1, i] = tokens, labels
+        return {
+            "first": torch.tensor(first),
+            "sequences": torch.from_numpy(stacked),
+            "places": torch.tensor([lane.place for lane in lanes.values()], dtype=torch.int64).reshape(-1, 3),
+        }

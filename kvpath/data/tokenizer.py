@@ -1,6 +1,7 @@
 """Text to token ids and back."""
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,6 +68,16 @@ class Tokenizer:
         """Token ids of each text, nothing added."""
         return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def encode_joined(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Tokens of all texts in a row, the end-of-text token after each; and how many each text has, that included."""
+        joined, lengths = array("I"), []
+        for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False):
+            ids = encoding.ids
+            ids.append(self.end_of_text)
+            joined.fromlist(ids)
+            lengths.append(len(ids))
+        return np.frombuffer(joined, dtype=np.uint32), np.array(lengths, dtype=np.int64)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``."""
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -102,7 +113,8 @@ class TokenizerConfig:
 
     Args:
         name: a name on the Hugging Face Hub, a ``tokenizer.json`` (or a folder with one), or ``train``: a byte-level
-            BPE trained on the training documents once and then kept in the cache.
+            BPE trained on the training documents once and then kept in the cache. Prepared shards have theirs beside
+            them, and take ``train``, or the name it had when they were made, for that.
         vocab_size: entries of a trained tokenizer, at least 257. Only for ``train``.
         end_of_text: the token put after each document; it has to be in the vocabulary.
     """

@@ -53,6 +53,18 @@ def test_regions_are_disjoint_complete_and_in_order(source: Files, tokenizer: To
         assert corpus.tokens[:1].dtype == np.uint16
 
 
+def test_bad_documents_are_skipped_and_said(
+    source: Files, tokenizer: Tokenizer, documents: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path(source.files[0]).open("ab") as file:
+        file.write(b'{"text": "\xff"}\n{"no text": 1}\nnot JSON\n{"text": "good"}\n')
+    with pytest.raises(UserError, match="is not UTF-8: byte"):
+        build_corpus(source, tokenizer, Split())
+    corpus = build_corpus(replace(source, bad_documents="skip"), tokenizer, Split())["train"]
+    assert texts_of(corpus, tokenizer) == [*documents, "good"]
+    assert capsys.readouterr().err == f"{source.label}: 3 documents could not be decoded: skipped\n"
+
+
 def test_without_held_out_documents_all_are_of_one_region(source: Files, tokenizer: Tokenizer) -> None:
     corpora = build_corpus(source, tokenizer, Split(rest="validation"))
     assert list(corpora) == ["validation"]
@@ -74,7 +86,7 @@ def test_the_second_time_no_document_is_read(
     source: Files, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build_corpus(source, tokenizer, Split(4))
-    monkeypatch.setattr(Files, "documents", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr(Files, "numbered", lambda self: pytest.fail("read again"))
     again = build_corpus(source, tokenizer, Split(4))
     assert again["train"].directory == first["train"].directory
 

@@ -16,7 +16,7 @@ from kvpath.data.budget import Budget
 from kvpath.data.corpus import Split, build_corpus
 from kvpath.data.datamodule import PackedText
 from kvpath.data.loaders import Batch
-from kvpath.data.packing import IGNORE
+from kvpath.data.packing import IGNORE, TokenRun
 from kvpath.data.sources import Files
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
 from kvpath.errors import UserError
@@ -166,7 +166,7 @@ def test_no_validation_is_fine_in_fit(make: Make, tmp_path: Path) -> None:
 
 
 def test_the_stream_leaves_out_held_out_documents(make: Make, source: Files, tokenizer: Tokenizer) -> None:
-    data = make(stream=True, eval_limit_tokens=40)
+    data = make(stream=True, lanes=1, eval_limit_tokens=40)
     data.setup("fit")
     tokens = torch.cat([batch["tokens"].flatten() for batch in data.train_dataloader()])
     region = build_corpus(source, tokenizer, Split(5))["train"].tokens[:].astype("int64")
@@ -272,6 +272,11 @@ def test_regions_that_are_too_short(make: Make, source: Files) -> None:
         make(source=replace(source, max_documents=1)).setup("fit")
 
 
+def corpus_of(data: PackedText) -> TokenRun:
+    found: TokenRun = data._corpora("fit", data.tokenizer)["train"].tokens
+    return found
+
+
 def tokens_of(data: PackedText) -> Tensor:
     data.setup("fit")
     return torch.cat([batch["tokens"].flatten() for batch in data.train_dataloader()])
@@ -279,7 +284,7 @@ def tokens_of(data: PackedText) -> Tensor:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stages_go_on_in_one_stream_of_tokens(make: Make, stream: bool) -> None:
-    common = {"shuffle_block": 32, "stream": stream, "eval_limit_tokens": 40}
+    common = {"shuffle_block": 32, "stream": stream, "lanes": 1, "eval_limit_tokens": 40}
     whole = tokens_of(make(**common, budget=Budget(512, global_batch_tokens=32)))
     for seq_len, start in ((4, 100), (8, 96), (16, 64), (32, 224)):
         later = make(**common, seq_len=seq_len, start_tokens=start, budget=Budget(128, global_batch_tokens=32))
@@ -297,7 +302,7 @@ def test_one_epoch_of_whole_blocks_reads_nothing_twice(make: Make) -> None:
     n = data._training_windows.n_windows * SEQ_LEN // 160 * 160
     assert n < data._training_windows.n_windows * SEQ_LEN
     assert len(tokens) == n
-    region = torch.from_numpy(data._training_windows.tokens[0:n].astype("int64"))
+    region = torch.from_numpy(corpus_of(data)[0:n].astype("int64"))
     assert torch.equal(tokens.sort().values, region.sort().values)
 
 
@@ -359,3 +364,49 @@ data:
         assert data.plan == Budget(1000, 8, micro_batch=4).plan(8, 1)
         assert next(iter(data.train_dataloader()))["tokens"].shape == (2, 4, 8)
     assert first.evaluations == again.evaluations
+
+
+def test_documents_that_stand_alone(make: Make, tokenizer: Tokenizer) -> None:
+    plain, alone = make(), make(document_masking=True)
+    for data in (plain, alone):
+        data.setup("fit")
+    for before, batch in zip(plain.train_dataloader(), alone.train_dataloader(), strict=True):
+        assert torch.equal(batch["tokens"], before["tokens"])
+        assert batch["documents"].shape == batch["positions"].shape == before["tokens"].shape == (2, 2, SEQ_LEN)
+        ends = batch["tokens"] == tokenizer.end_of_text
+        assert torch.equal(batch["labels"], before["labels"].masked_fill(ends, IGNORE))
+        assert torch.equal(batch["documents"][..., 1:], ends.cumsum(-1)[..., :-1])
+    # an evaluation scores every token whatever the training was, unless asked
+    assert alone.evaluations == plain.evaluations
+    assert "documents" not in next(iter(alone.val_dataloader()[0]))
+
+
+def test_an_evaluation_of_documents_that_stand_alone(make: Make, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    data, model = make(eval_document_masking=True, eval_contexts=[4, 16]), Recorder()
+    trainer(tmp_path).test(model, datamodule=data)
+    corpus = data._evaluated["test"][0].tokens
+    whole = np.asarray(corpus[: len(corpus)])
+    scored_ids = whole[1:][whole[:-1] != tokenizer.end_of_text]
+    for i, evaluation in enumerate(data.evaluations["test"]):
+        batches = [batch for number, batch in model.evaluated if number == i]
+        labels = torch.cat([batch["labels"].flatten() for batch in batches])
+        assert evaluation.n_tokens == len(scored_ids) == int((labels != IGNORE).sum())
+        assert evaluation.n_bytes == tokenizer.count_bytes(scored_ids)
+        assert all("positions" in batch for batch in batches)
+
+
+def test_best_fit_reads_every_token_once_an_epoch(make: Make) -> None:
+    data = make(packing="best_fit", packing_documents=6, budget=Budget(None, global_batch_sequences=1))
+    tokens = tokens_of(data)
+    corpus = torch.from_numpy(corpus_of(data)[:].astype("int64"))
+    assert data.plan.steps == data._training_windows.n_windows
+    n_padding = len(tokens) - len(corpus)
+    assert 0 <= n_padding < 0.2 * len(corpus)
+    padded = torch.cat([corpus, torch.zeros(n_padding, dtype=torch.int64)])
+    assert torch.equal(tokens.sort().values, padded.sort().values)
+
+
+def test_ranks_and_workers_that_do_not_divide_the_lanes(make: Make) -> None:
+    with pytest.raises(UserError, match="data.lanes 16 cannot be dealt to 1 ranks x 3 workers = 3"):
+        make(stream=True, eval_limit_tokens=40, num_workers=3).setup("fit")
+    make(num_workers=3).setup("fit")

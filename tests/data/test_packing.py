@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvpath.data.packing import IGNORE, Windows
+from kvpath.data.packing import IGNORE, Windows, part_documents
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 7, 19, 20, 50])
@@ -36,3 +36,22 @@ def test_a_window_outside_is_all_padding(i: int) -> None:
     tokens_C, labels_C = Windows(np.arange(9), 4).window(i)
     assert np.all(labels_C == IGNORE)
     assert np.all(tokens_C == 0)
+
+
+def test_documents_that_stand_alone() -> None:
+    end = 9
+    tokens = np.array([[5, 6, end, end, 7, 8], [end, 1, 2, 3, 4, end]])
+    batch = part_documents(tokens, np.array([[6, end, end, 7, 8, 1], [1, 2, 3, 4, end, 0]]), end)
+    assert batch["documents"].tolist() == [[0, 0, 0, 1, 2, 2], [0, 1, 1, 1, 1, 1]]
+    assert batch["positions"].tolist() == [[0, 1, 2, 0, 0, 1], [0, 0, 1, 2, 3, 4]]
+    # the end is predicted by the token before it, and predicts nothing
+    assert batch["labels"].tolist() == [[6, end, IGNORE, IGNORE, 8, 1], [IGNORE, 2, 3, 4, end, IGNORE]]
+
+
+@pytest.mark.parametrize("numbers", [[2, 0, 1], [3, 1], [4, -1, 0], []])
+def test_a_batch_is_its_windows(numbers: list[int]) -> None:
+    windows = Windows(np.arange(3, 19, dtype=np.uint16), 4, short_last=True)  # three full windows, and one of three
+    tokens_NC, labels_NC = windows.batch(numbers)
+    assert tokens_NC.dtype == labels_NC.dtype == np.int64
+    assert tokens_NC.tolist() == [windows.window(i)[0].tolist() for i in numbers]
+    assert labels_NC.tolist() == [windows.window(i)[1].tolist() for i in numbers]

@@ -2,13 +2,14 @@
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from kvpath.data.readers import file_format, read_texts
+from kvpath.data.readers import Reading, file_format, read_texts
 from kvpath.errors import UserError
 
 TEXTS = ["first document\n", "zweites Döküment 🦉", "\x00 odd \u2028 characters"]
@@ -83,3 +84,50 @@ def test_parquet_without_the_field_or_with_a_hole(tmp_path: Path) -> None:
         list(read_texts(path, "text"))
     with pytest.raises(UserError, match="a.parquet, row 2: field 'body' is NoneType, not a string"):
         list(read_texts(path, "body"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kept", "skipped"),
+    [
+        ("a.txt", b"good \xff bad", [], 1),
+        ("a.jsonl", b'{"text": "\xe9"}\n' + jsonl(["ok"]) + b"{oops\n[1]\n" + jsonl(["also"]), ["ok", "also"], 3),
+        ("a.jsonl", b'{"text": 7}\n{"body": "x"}\n{"text": "x\\ud800"}\n', [], 3),
+    ],
+)
+def test_bad_documents_are_counted(tmp_path: Path, name: str, content: bytes, kept: list[str], skipped: int) -> None:
+    (tmp_path / name).write_bytes(content)
+    reading = Reading(skip_bad=True)
+    assert list(read_texts(tmp_path / name, "text", reading)) == kept
+    assert reading.skipped == skipped
+
+
+def test_holes_of_parquet_are_skipped_but_not_a_missing_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x", None, "y"]}), path)
+    reading = Reading(skip_bad=True)
+    assert list(read_texts(path, "body", reading)) == ["x", "y"]
+    assert reading.skipped == 1
+    with pytest.raises(UserError, match="no field 'text'"):
+        list(read_texts(path, "text", reading))
+
+
+def test_damaged_files_are_refused_even_where_documents_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(b"never was gzip")
+    with pytest.raises(UserError, match="is damaged"):
+        list(read_texts(tmp_path / "a.txt.gz", "text", Reading(skip_bad=True)))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+def test_progress_goes_from_0_to_1(tmp_path: Path, suffix: str) -> None:
+    draw = random.Random(0)
+    texts = ["".join(chr(draw.randrange(33, 0x2FFF)) for _ in range(400)) for _ in range(2000)]
+    path = tmp_path / f"file.{suffix}"
+    content = parquet(texts, tmp_path) if suffix == "parquet" else jsonl(texts)
+    path.write_bytes(compress(content, path.suffix))
+    reading = Reading()
+    assert reading.fraction == 0
+    read = read_texts(path, "text", reading)
+    fractions = [reading.fraction for _ in read]
+    assert fractions == sorted(fractions)
+    assert 0.4 < fractions[999] < 0.7
+    assert fractions[-1] > 0.99

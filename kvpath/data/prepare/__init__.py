@@ -1,0 +1,7 @@
+"""``kvpath prepare``: sources tokenised on all cores into shards.
+
+run         what is missing, dealt to worker processes; the manifest
+worker      one part of a source, tokenised into whole shards
+watch       progress, rate and time left
+estimate    what it would give, by a sample
+"""
