@@ -14,16 +14,13 @@ Exit codes: 0, 1 if the losses of ours and Hugging Face's differ, 2 for a wrong 
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +29,10 @@ from torch.nn.utils import clip_grad_norm_
 from kvpath import UserError, load_config, pieces
 from kvpath.analysis.audit import audit
 from kvpath.analysis.ceiling import ATTENTION, bare_loop, record_products
+from kvpath.analysis.machine import DTYPES, QUIET, busy_cores, largest_costs, product_rate, time_steps
 from kvpath.analysis.tables import Cell, table
-from kvpath.attention import GQA
 from kvpath.config import build_model
+from kvpath.interop.llama import is_llama, llama_from
 from kvpath.model import IGNORE, BackboneConfig, Decoder
 from kvpath.training.optimizer import OptimizerConfig
 
@@ -46,11 +44,6 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 
 COMPARED = 2
 """Steps whose losses are compared; they warm up the timing, too."""
-
-QUIET = 0.25
-"""Cores that others may use while we measure."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,7 @@ def measure(arm: Arm, args: argparse.Namespace) -> Measured:
     found.losses = [step() for _ in range(COMPARED)]
     found.seconds = time_steps(step, args.seconds)
     found.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found.costs = largest_costs(step)
+    found.costs = largest_costs(step, 8, always=ATTENTION)
     return found
 
 
@@ -176,7 +169,7 @@ def ours(model: Decoder, tokens_BT: Tensor) -> Callable[[], float]:
 
 def theirs(model: Decoder, tokens_BT: Tensor, compiled: bool) -> Callable[[], float]:
     """The same for Hugging Face's Llama with the weights of `model`."""
-    llama = llama_from(model)
+    llama = llama_from(model).train()
     run = torch.compile(llama) if compiled else llama
     return training_step(llama, lambda: run(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss)
 
@@ -197,83 +190,10 @@ def training_step(model: nn.Module, loss_of_batch: Callable[[], Tensor]) -> Call
     return step
 
 
-def has_llamas_shape(config: BackboneConfig) -> bool:
-    """Whether transformers, if it is installed, has a Llama that can hold its weights."""
-    return (
-        find_spec("transformers") is not None and type(config.attention) is GQA and len(set(config.d_ff_per_layer)) == 1
-    )
-
-
-def llama_from(model: Decoder) -> nn.Module:
-    """transformers' Llama with the weights of our model, which must have its shape."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config, attention = model.config, cast(GQA, model.config.attention)
-    settings: dict[str, Any] = {
-        "vocab_size": config.padded_vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.n_layers,
-        "intermediate_size": config.d_ff_per_layer[0],
-        "num_attention_heads": attention.n_heads,
-        "num_key_value_heads": attention.n_kv_heads,
-        "head_dim": attention.head_dim,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "tie_word_embeddings": config.tied_embeddings,
-        "attn_implementation": "sdpa",
-        "use_cache": False,
-    }
-    llama = LlamaForCausalLM(LlamaConfig(**settings))
-    weights = {their_name(name): value for name, value in model.state_dict().items()}
-    llama.load_state_dict(weights)
-    return llama.train()
-
-
-def their_name(name: str) -> str:
-    """Our name of a weight in theirs."""
-    inner = {
-        "attention.norm": "input_layernorm",
-        "attention.w_q": "self_attn.q_proj",
-        "attention.w_k": "self_attn.k_proj",
-        "attention.w_v": "self_attn.v_proj",
-        "attention.w_o": "self_attn.o_proj",
-        "norm": "post_attention_layernorm",
-        "mlp.w_gate": "mlp.gate_proj",
-        "mlp.w_up": "mlp.up_proj",
-        "mlp.w_down": "mlp.down_proj",
-    }
-    if name.startswith("blocks."):
-        _, layer, rest = name.split(".", 2)
-        return f"model.layers.{layer}.{inner[rest.removesuffix('.weight')]}.weight"
-    outer = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-    return outer.get(name, "lm_head.weight")
-
-
 def measure_peak(size: int, dtype: torch.dtype, seconds: float) -> Measured:
     """A product of two square matrices."""
     left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
     return Measured(time_steps(lambda: left @ right, seconds), flops=2 * size**3)
-
-
-def time_steps(step: Callable[[], object], seconds: float) -> list[float]:
-    """The seconds of each step, after one that is not timed: for so long, but at least two."""
-    step()
-    times: list[float] = []
-    while len(times) < 2 or sum(times) < seconds:
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return times
-
-
-def largest_costs(step: Callable[[], object], count: int = 8) -> dict[str, float]:
-    """The operations that one step spends most of its own time in, and all attention products, with their shares."""
-    with torch.profiler.profile() as profile:
-        step()
-    averages = sorted(profile.key_averages(), key=lambda entry: -entry.self_cpu_time_total)
-    total = sum(entry.self_cpu_time_total for entry in averages)
-    kept = [entry for i, entry in enumerate(averages) if i < count or entry.key.startswith(ATTENTION)]
-    return {entry.key: round(entry.self_cpu_time_total / total, 4) for entry in kept}
 
 
 # All arms, in turn ----------------------------------------------------------------------------------------------------
@@ -332,7 +252,7 @@ def arms(args: argparse.Namespace) -> Iterator[Arm]:
     """The arms of a round, those to be compared next to each other."""
     yield Arm("peak")
     for model in args.config:
-        kinds = ["ours", "hf", "ceiling"] if has_llamas_shape(backbone(args, model)) else ["ours", "ceiling"]
+        kinds = ["ours", "hf", "ceiling"] if is_llama(backbone(args, model)) else ["ours", "ceiling"]
         for kind in kinds:
             yield Arm(kind, model)
         if args.compiled:
@@ -396,23 +316,7 @@ def cell(value: str | float | None) -> Cell:
 
 def product_speeds() -> dict[str, float]:
     """GFLOP/s of a small matrix product in each precision."""
-    found = {name: measure_peak(256, dtype, 0.1) for name, dtype in DTYPES.items()}
-    return {name: peak.flops / min(peak.seconds) / 1e9 for name, peak in found.items()}
-
-
-def busy_cores(seconds: float = 1.0) -> float:
-    """Cores that other processes keep busy while this one waits."""
-    before = cpu_times()
-    time.sleep(seconds)
-    idle, total = (after - start for after, start in zip(cpu_times(), before, strict=True))
-    return (os.cpu_count() or 1) * (1 - idle / max(total, 1))
-
-
-def cpu_times() -> tuple[int, int]:
-    """Idle and total ticks of all cores since the machine started."""
-    with open("/proc/stat", encoding="ascii") as lines:
-        ticks = [int(number) for number in lines.readline().split()[1:]]
-    return ticks[3] + ticks[4], sum(ticks)
+    return {name: product_rate(256, 256, 256, dtype, 0.1) / 1e9 for name, dtype in DTYPES.items()}
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _peak(
         for values in [store.values(key.owner, key.name)]
     )
     context = Context.of(layout, store.new, base, store).at(layer)
-    with _FusedAttention(), _LiveBytes() as live:
+    with FusedAttention(), _LiveBytes() as live:
         attention(x_BTC, read, context)
     return live.peak
 
@@ -105,7 +105,7 @@ class _FilledStore:
         return self.full
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Takes the attention product for one kernel, which it is not on the meta device."""
 
     def __torch_function__(

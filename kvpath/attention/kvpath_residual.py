@@ -170,7 +170,10 @@ class CompactResidualAttention(CompactAttention[ResidualAttention]):
             if u_BGID is None:
                 k_BGSD = k_BGSD.clone()
             else:
-                delta_BGSI = torch.cat([part[:, :, tokens] for part in k_deltas], dim=-1).to(wide)
+                deltas = []
+                for part in k_deltas:  # no comprehension: for one, a compiler would fix the range of tokens
+                    deltas.append(part[:, :, tokens])
+                delta_BGSI = torch.cat(deltas, dim=-1).to(wide)
                 operands = (part.flatten(0, 1) for part in (k_BGSD, delta_BGSI, u_BGID))
                 k_BGSD = torch.baddbmm(*operands).unflatten(0, k_BGSD.shape[:2])
             cos, sin = context.stored_angles(k.index, tokens, k_BGSD.shape[-1])

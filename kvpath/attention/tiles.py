@@ -8,7 +8,7 @@ that `FEWEST_KEYS` of its keys have.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,12 +96,13 @@ def attend_in_tiles(
     batch, heads, n_queries, _ = q_BHTD[0].shape
     running: dict[int, _RunningSoftmax] = {}
     for keys in ranges:
-        key_tile = _key_tile(keys, batch * heads * min(n_queries, QUERY_ROWS), batch, dtype == taken, device)
-        query_tile = max(1, _tile_elements(device) // (batch * heads * key_tile))
-        for part in _slices(len(keys.index), key_tile):
-            # One tile for a part that is both key and value.
-            tiles = {id(x): _made(x, part).transpose(1, 2).to(taken) for x in (*keys.k, *keys.v)}
-            for rows in _slices(n_queries, query_tile):
+        key_tiles, query_tiles = _tiles(keys, batch, heads, n_queries, dtype == taken, device)
+        for part in key_tiles:
+            # One tile for a part that is both key and value. In a comprehension, a compiler would fix the range.
+            tiles: dict[int, Tensor] = {}
+            for x in (*keys.k, *keys.v):
+                tiles[id(x)] = _made(x, part).transpose(1, 2).to(taken)
+            for rows in query_tiles:
                 seen = context.visible_tile(n_queries, rows, keys.index, part, keys.window)
                 if seen is False:
                     continue
@@ -145,11 +146,21 @@ class _RunningSoftmax:
         return [part / total for part in self.sums]
 
 
+def _tiles(
+    keys: KeyRange, batch: int, heads: int, n_queries: int, as_stored: bool, device: str
+) -> tuple[Sequence[slice], Sequence[slice]]:
+    """Ranges of keys and of queries."""
+    n_keys = len(keys.index)
+    if torch.compiler.is_compiling():
+        # One tile, since a longer history must not compile anew: what is made for it exists whole, for one layer.
+        return [slice(0, n_keys)], [slice(0, n_queries)]
+    key_tile = _key_tile(keys, batch * heads * min(n_queries, QUERY_ROWS), batch, as_stored, device)
+    query_tile = max(1, _tile_elements(device) // (batch * heads * key_tile))
+    return _slices(n_keys, key_tile), _slices(n_queries, query_tile)
+
+
 def _key_tile(keys: KeyRange, scores_per_key: int, batch: int, as_stored: bool, device: str) -> int:
     """Keys of a tile, by the largest of what it holds: scores, or entries that are made or converted for it."""
-    if torch.compiler.is_compiling():
-        # One tile, since a longer history must not compile anew.
-        return len(keys.index)
     widths = {
         id(part): math.prod(_shape(part)) for part in (*keys.k, *keys.v) if isinstance(part, Rebuilt) or not as_stored
     }
@@ -161,8 +172,8 @@ def _tile_elements(device: str) -> int:
     return CUDA_TILE_ELEMENTS if device == "cuda" else TILE_ELEMENTS
 
 
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+def _slices(length: int, size: int) -> Sequence[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _shape(part: Part) -> tuple[int, int]:

@@ -32,12 +32,11 @@ def load(
     Raises:
         UserError: there are no weights, they are damaged, of another format or of another model.
     """
-    wanted_dtype, wanted_device = torch_dtype(dtype), _device(device)
+    wanted_dtype, wanted_device = torch_dtype(dtype), torch_device(device)
     stored = StoredModel.read(path)
     model = stored.build()
     model.to(wanted_device, wanted_dtype).eval()
-    if not compile:  # compact modules loop over tiles, whose number a compiled graph would fix
-        model.compact()
+    model.compact()
     found = stored.tokenizer() if tokenizer is None else TokenizerConfig(str(tokenizer)).load()
     return TextModel(model, found, compile)
 
@@ -55,7 +54,7 @@ def torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[dtype]
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def torch_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,4 +1,4 @@
-"""Decoding as a compiled graph, by the plain modules: compact ones loop over tiles, whose number a graph would fix."""
+"""Decoding as a compiled graph, by compact modules where the strategy has them: a tile is the whole history there."""
 
 import torch
 from torch._dynamo.utils import counters
@@ -23,6 +23,7 @@ def _decoding(toy: Toy, backend: str) -> float:
     tokens_BT = tokens(2, LENGTH)
     expected = logits(toy.decoder(), tokens_BT)
     model = toy.decoder().eval()
+    model.compact()
     cache = new_cache(model, 2)
     cache.reserve(LENGTH)
     continued(model, cache, tokens_BT[:, :PROMPT], [PROMPT])

@@ -136,10 +136,11 @@ def test_dtype_and_device(model: TextModel) -> None:
         kvpath.load(RUN, device="nowhere")
 
 
-def test_decoding_is_compact_where_the_strategy_can(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_decoding_is_compact_where_the_strategy_can(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     compacted: list[Decoder] = []
     monkeypatch.setattr(Decoder, "compact", lambda decoder: compacted.append(decoder))
-    assert compacted == [kvpath.load(RUN).model]
+    assert compacted == [kvpath.load(RUN, compile=compiled).model]
 
 
 def test_a_config_that_does_not_fit_the_weights(run: Path, tmp_path: Path) -> None:

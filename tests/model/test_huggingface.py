@@ -10,30 +10,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from kvpath.attention import GQA
+from kvpath.interop.llama import llama_from, llama_name
 from kvpath.model import BackboneConfig, Decoder
 
-transformers = pytest.importorskip("transformers")
-
-NAMES = {
-    "attention.norm": "input_layernorm",
-    "attention.w_q": "self_attn.q_proj",
-    "attention.w_k": "self_attn.k_proj",
-    "attention.w_v": "self_attn.v_proj",
-    "attention.w_o": "self_attn.o_proj",
-    "norm": "post_attention_layernorm",
-    "mlp.w_gate": "mlp.gate_proj",
-    "mlp.w_up": "mlp.up_proj",
-    "mlp.w_down": "mlp.down_proj",
-}
-"""Our names in a block, and theirs in a layer."""
-
-
-def their_name(name: str) -> str:
-    outside = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-    if not name.startswith("blocks."):
-        return outside.get(name, "lm_head.weight")
-    _, layer, inner = name.split(".", 2)
-    return f"model.layers.{layer}.{NAMES[inner.removesuffix('.weight')]}.weight"
+pytest.importorskip("transformers")
 
 
 def pair(n_kv_heads: int, tied: bool = False) -> tuple[Decoder, nn.Module]:
@@ -51,17 +31,7 @@ def pair(n_kv_heads: int, tied: bool = False) -> tuple[Decoder, nn.Module]:
             tied_embeddings=tied,
         )
     ).double()
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=20, num_hidden_layers=2, intermediate_size=28, num_attention_heads=4,
-        num_key_value_heads=n_kv_heads, head_dim=6, rms_norm_eps=1e-5, tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, attn_implementation="sdpa",
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    theirs = transformers.LlamaForCausalLM(config).double()
-    weights: dict[str, Tensor] = {their_name(name): value for name, value in ours.named_parameters()}
-    if tied:
-        weights["lm_head.weight"] = ours.embedding.weight
-    theirs.load_state_dict(weights)
+    theirs = llama_from(ours)
     return ours, theirs
 
 
@@ -109,4 +79,4 @@ def test_twenty_steps_of_training(tied: bool) -> None:
     weights = dict(theirs.named_parameters())
     for name, value in ours.named_parameters():
         assert float((value - start[name]).detach().abs().max()) > 1e-3, name
-        assert_close(value, weights[their_name(name)], atol=1e-6, rtol=0, msg=name)
+        assert_close(value, weights[llama_name(name)], atol=1e-6, rtol=0, msg=name)
