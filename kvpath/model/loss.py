@@ -27,7 +27,7 @@ class LossSums(NamedTuple):
 
 
 def linear_cross_entropy(
-    x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, z_loss: float = 0.0, chunk_elements: int = 2**24
+    x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, z_loss: float = 0.0, chunk_elements: int = 2**25
 ) -> LossSums:
     """Sum of -log softmax(W x)[label] + z_loss * logsumexp(W x)^2 over positions whose label is not IGNORE.
 
@@ -59,7 +59,7 @@ class _ChunkedLoss(torch.autograd.Function):
             weight = weight_VC.to(dtype)
             sums = torch.zeros(2, dtype=torch.float64, device=x_NC.device)
             grad_x = torch.empty_like(x_NC) if need_x else None
-            grad_weight = torch.zeros_like(weight_VC, dtype=wide) if need_weight else None
+            grad_weight = None
             for start in range(0, len(x_NC), chunk):
                 part = slice(start, start + chunk)
                 x, labels = x_NC[part].to(dtype), labels_N[part]
@@ -82,10 +82,14 @@ class _ChunkedLoss(torch.autograd.Function):
                 grad = grad.scatter_add_(1, target, -scored.to(wide)[:, None]).to(dtype)
                 if grad_x is not None:
                     grad_x[part] = (grad @ weight).to(grad_x.dtype)
-                if grad_weight is not None and dtype == wide:
+                if need_weight and grad_weight is None:
+                    grad_weight = (grad.T @ x).to(wide)
+                elif grad_weight is not None and dtype == wide:
                     grad_weight.addmm_(grad.T, x)
                 elif grad_weight is not None:
                     grad_weight += grad.T @ x
+        if need_weight and grad_weight is None:  # no token at all
+            grad_weight = torch.zeros_like(weight_VC)
         ctx.save_for_backward(grad_x, None if grad_weight is None else grad_weight.to(weight_VC.dtype))
         return sums[0], sums[1]
 
