@@ -1,0 +1,274 @@
+"""The Trainer's strategy for DeepSpeed's ZeRO, on GPUs, and on CPU processes for trials and tests."""
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.strategies.deepspeed import DeepSpeedStrategy
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from kvpath.errors import UserError
+from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, refuse_other_sharding
+from kvpath.training.deepspeed.stepping import EngineStepping
+from kvpath.training.module import check_shapes
+from kvpath.training.whole_files import remove, write_whole
+
+ELEMENTWISE = (
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "SGD",
+    "RMSprop",
+    "Adagrad",
+    "FusedAdam",
+    "DeepSpeedCPUAdam",
+)
+"""Optimizers whose update of an element needs that element alone: a rank may hold any slice of the parameters."""
+
+_OURS = ("gradient_clipping", "gradient_accumulation_steps", "train_batch_size", "optimizer", "scheduler")
+"""What is settled by the model's and the data's configuration."""
+
+
+class ZeRO(DeepSpeedStrategy):
+    """Trains with ZeRO stages 1 to 3: the same gradients as with DDP, within rounding."""
+
+    stepping = EngineStepping
+
+    def __init__(
+        self,
+        stage: Literal[1, 2, 3] = 2,
+        offload_optimizer: bool = False,
+        offload_parameters: bool = False,
+        overlap_comm: bool = True,
+        bucket_elements: int = 200_000_000,
+        timeout_minutes: float = 30.0,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        """What is shared out, and how.
+
+        Args:
+            stage: 1 shares out the optimizer's state, 2 the gradients too, 3 the weights too.
+            offload_optimizer: Keep the optimizer's state, and update, in the memory of the host.
+            offload_parameters: Keep the weights in the memory of the host while they are not needed; stage 3 only.
+            overlap_comm: Exchange gradients while the backward pass goes on.
+            bucket_elements: Gradients exchanged at once; a bucket, or two with overlap_comm, takes device memory.
+            timeout_minutes: How long a rank waits for the others before it gives up.
+            config: More of DeepSpeed's configuration, as in its JSON; it goes over what follows from the fields above.
+
+        Raises:
+            UserError: naming the field and the value, or how to install DeepSpeed.
+        """
+        config = config or {}
+        check_fields(stage, offload_parameters, bucket_elements, timeout_minutes, config)
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it wonders aloud
+        zero: dict[str, Any] = {
+            "stage": stage,
+            "overlap_comm": overlap_comm,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": bucket_elements,
+            "allgather_bucket_size": bucket_elements,
+        }
+        if offload_optimizer:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        if offload_parameters:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        plain = {
+            "zero_optimization": zero,
+            # torch's fused AdamW runs on the host too, and resumes bitwise, which DeepSpeed's own does not.
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,
+            "train_micro_batch_size_per_gpu": 1,
+        }
+        super().__init__(config=merged(plain, config), timeout=timedelta(minutes=timeout_minutes))
+        self.stage = stage
+        _log_to_standard_error()
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether no rank holds all weights, so that every rank must take part in whatever runs the model."""
+        return self.zero_stage_3
+
+    def setup_environment(self) -> None:
+        """As Lightning does for GPUs, and over gloo for CPU processes.
+
+        Raises:
+            UserError: DeepSpeed has chosen another kind of device.
+        """
+        from deepspeed.accelerator import get_accelerator
+
+        assert self.accelerator is not None
+        kind = self.root_device.type
+        if get_accelerator().device_name() != kind:
+            raise UserError(
+                f"trainer.accelerator is {kind}, but DeepSpeed has chosen {get_accelerator().device_name()}:"
+                f" set DS_ACCELERATOR={kind} in the environment"
+            )
+        if kind != "cpu":
+            super().setup_environment()
+            return
+        assert self.parallel_devices is not None
+        self.parallel_devices = [torch.device("cpu", index) for index in range(len(self.parallel_devices))]
+        _use_gloo_alone()
+        super(DeepSpeedStrategy, self).setup_environment()
+
+    def training_step(self, *arguments: Any, **options: Any) -> Any:
+        """The module's own: it calls the engine for each micro-batch, which must not be called around them."""
+        assert self.lightning_module is not None
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*arguments, **options)
+
+    @property
+    def sharding(self) -> Sharding:
+        """How this run shares out its state."""
+        ranks = self.num_processes * self.num_nodes
+        return Sharding(self.stage, ranks, bf16="bf16" in str(self.precision_plugin.precision))
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Every rank writes its own part; nothing is gathered.
+
+        Raises:
+            OSError: on all ranks, what the disk of one said.
+        """
+        path = Path(self.broadcast(filepath))
+        files = self.deepspeed_engine.checkpoint_engine
+        files.fault = None
+        if self.is_global_zero:
+            files.fault = _fault_of(lambda: _make_anew(path))
+        self._raise_together(files.fault, path)
+        state = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        self.deepspeed_engine.save_checkpoint(str(path), tag=TAG, client_state=state, save_latest=False)
+        self._raise_together(files.fault, path)
+        if self.is_global_zero:
+            files.fault = _fault_of(lambda: write_whole(path / LATEST, TAG))
+        self._raise_together(files.fault, path)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Take weights, moments and the state of the Trainer from what as many ranks saved at the same stage.
+
+        Raises:
+            UserError: it was saved otherwise, is incomplete, or of another model.
+        """
+        path = Path(checkpoint_path)
+        refuse_other_sharding(path, self.sharding)
+        assert self.lightning_module is not None
+        theirs = ShardedCheckpoint.open(path).shapes.items()
+        check_shapes(
+            shapes_of(self.lightning_module), {name: torch.empty(shape, device="meta") for name, shape in theirs}
+        )
+        return super().load_checkpoint(path, weights_only)
+
+    def go_back_to(self, path: Path) -> None:
+        """Take weights and moments from a checkpoint of this very run."""
+        self.deepspeed_engine.load_checkpoint(str(path), load_lr_scheduler_states=False)
+
+    def _raise_together(self, fault: OSError | None, path: Path) -> None:
+        number = fault.errno if fault is not None and fault.errno is not None else errno.EIO if fault is not None else 0
+        worst = int(self.reduce(torch.tensor(number, device=self.root_device), reduce_op="max"))
+        if worst:
+            raise OSError(worst, os.strerror(worst), str(path)) from fault
+
+    def _setup_model_and_optimizer(self, model: Module, *arguments: Any) -> Any:
+        from kvpath.training.deepspeed.files import PlainFiles
+
+        engine, optimizer = super()._setup_model_and_optimizer(model, *arguments)
+        engine.checkpoint_engine = PlainFiles(engine.optimizer)
+        engine._copy_recovery_script = lambda _: None  # `kvpath export` does what it would do
+        return engine, optimizer
+
+    def _format_batch_size_and_grad_accum_config(self) -> None:
+        assert isinstance(self.config, dict)
+        module = self.lightning_module
+        # DeepSpeed's own default would clip at 1.
+        limit = getattr(getattr(module, "optimizer_config", None), "clip_norm", None)
+        self.config["gradient_clipping"] = limit or 0.0
+        super()._format_batch_size_and_grad_accum_config()
+
+    def _init_optimizers(self) -> Any:
+        optimizer, scheduler = super()._init_optimizers()
+        check_can_be_sharded(optimizer, self.stage)
+        return optimizer, scheduler
+
+
+def check_fields(
+    stage: int, offload_parameters: bool, bucket_elements: int, timeout_minutes: float, config: Mapping[str, Any]
+) -> None:
+    """Refuse what `ZeRO` cannot be made of.
+
+    Raises:
+        UserError: naming the field and the value, or how to install DeepSpeed.
+    """
+    problems = [
+        f"stage must be 1, 2 or 3, got {stage}" * (stage not in (1, 2, 3)),
+        f"offload_parameters needs stage 3, got stage {stage}" * (offload_parameters and stage != 3),
+        f"bucket_elements must be positive, got {bucket_elements}" * (bucket_elements < 1),
+        f"timeout_minutes must be positive, got {timeout_minutes}" * (not timeout_minutes > 0),
+        *(f"config must not hold {key}: model.optimizer and data.budget settle it" for key in _OURS if key in config),
+    ]
+    UserError.raise_all(f"trainer.strategy ZeRO: {problem}" for problem in problems if problem)
+    if find_spec("deepspeed") is None:
+        raise UserError("trainer.strategy ZeRO: DeepSpeed is not installed: pip install 'kvpath[deepspeed]'")
+
+
+def check_can_be_sharded(optimizer: Optimizer, stage: int) -> None:
+    """Refuse an optimizer that needs whole matrices.
+
+    Raises:
+        UserError: naming it.
+    """
+    if type(optimizer).__name__ not in ELEMENTWISE:
+        raise UserError(
+            f"the optimizer {type(optimizer).__name__} cannot be sharded by ZeRO stage {stage}: a rank updates a slice"
+            f" of the flattened parameters, as {', '.join(ELEMENTWISE[:2])} or {ELEMENTWISE[5]} can"
+        )
+
+
+def shapes_of(module: Module) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight, tied ones too, whatever part of it this rank has."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in named}
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries, those of `over` going into those of `under`."""
+    both = dict(under)
+    for key, value in over.items():
+        both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value
+    return both
+
+
+def _make_anew(path: Path) -> None:
+    remove(path)
+    (path / TAG).mkdir(parents=True)
+
+
+def _fault_of(write: Callable[[], object]) -> OSError | None:
+    try:
+        write()
+    except OSError as fault:
+        return fault
+    return None
+
+
+def _log_to_standard_error() -> None:
+    """Standard output is for results."""
+    for handler in logging.getLogger("DeepSpeed").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+
+
+def _use_gloo_alone() -> None:
+    """Without the operation in shared memory that DeepSpeed would compile: it needs a compiler, and is no faster."""
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,0 +1,248 @@
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvpath.errors import UserError
+from kvpath.inference.load import load
+from kvpath.training.deepspeed import strategy as zero
+from kvpath.training.deepspeed.directory import ShardedCheckpoint, Sharding, is_sharded, refuse_other_sharding
+from kvpath.training.stored_config import Damaged, read_checkpoint
+from tests.cases import SHIPPED
+from tests.runs import kvpath, write_config
+from tests.training import zero_ranks
+from tests.training.zero_ranks import Plan
+
+CHECKOUT = Path(__file__).parent.parent.parent
+
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+EQUAL = [
+    Plan("gqa-some", "ddp"),
+    Plan("gqa-some", "zero1"),
+    Plan("gqa-some", "zero3", activation_checkpointing=True),
+    Plan("gqa-some", "zero2+offload"),
+    Plan("concat-some", "zero2", tied=True),
+    Plan("concat-some", "zero3", tied=True),
+]
+EVERY = [
+    Plan(case.name, strategy, tied)
+    for case in SHIPPED
+    for tied in (False, True)
+    for strategy in ("ddp", "zero1", "zero2", "zero3")
+]
+BACK = [Plan("gqa-some", strategy, what="back") for strategy in ("ddp", "zero2", "zero3")]
+RESUMED = [Plan("gqa-some", "zero2", tied=True, what="resume"), Plan("concat-some", "zero3", what="resume")]
+OTHERS_RESUMED = [
+    Plan("concat-some", "zero1", what="resume"),
+    Plan("concat-some", "zero3+offload", tied=True, what="resume"),
+    Plan("concat-some", "zero2", precision="bf16-mixed", what="resume"),
+    Plan("concat-some", "zero3", precision="bf16-mixed", what="resume"),
+]
+
+
+def on_ranks(plans: Sequence[Plan], corpus: Path, out: Path, ranks: int = 2) -> dict[str, Any]:
+    """What all plans report."""
+    (out / "plans.json").write_text(json.dumps([asdict(plan) for plan in plans]))
+    port = str(20_000 + os.getpid() % 20_000)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    shared |= {"PYTHONPATH": str(CHECKOUT), "DS_ACCELERATOR": "cpu"}
+    said = [out / f"rank{rank}.txt" for rank in range(ranks)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, zero_ranks.__file__, str(corpus), str(out)],
+            env={**os.environ, **shared, "LOCAL_RANK": str(rank), "RANK": str(rank)},
+            stdout=said[rank].open("w"),  # a pipe that nobody reads would stop a rank
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [process.wait(timeout=1200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * ranks, [file.read_text()[-2000:] for file in said]
+    reports: dict[str, Any] = json.loads((out / "reports.json").read_text())
+    return reports
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("zero")
+
+
+@pytest.fixture(scope="module")
+def reports(corpus: Path, out: Path) -> dict[str, Any]:
+    return on_ranks([*EQUAL, *BACK, *RESUMED], corpus, out)
+
+
+def assert_as_on_one(plan: Plan, report: dict[str, Any], corpus: Path, folder: Path) -> None:
+    alone = zero_ranks.run(replace(plan, strategy="auto"), corpus, folder / "alone", ranks=1)
+    assert len(alone["losses"]) == zero_ranks.STEPS
+    for name in ("losses", "gradient_norms", "validation"):
+        assert report[name] == pytest.approx(alone[name], rel=1e-5), name
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("plan", EQUAL, ids=str)
+def test_ranks_train_as_one_does(plan: Plan, reports: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
+    assert_as_on_one(plan, reports[str(plan)], corpus, tmp_path)
+
+
+@needs_deepspeed
+@pytest.mark.slow
+def test_ranks_train_as_one_does_with_every_attention(corpus: Path, tmp_path: Path) -> None:
+    for plan_str, report in on_ranks(EVERY, corpus, tmp_path).items():
+        plan = next(plan for plan in EVERY if str(plan) == plan_str)
+        assert_as_on_one(plan, report, corpus, tmp_path)
+
+
+@needs_deepspeed
+def test_a_spike_goes_back_to_a_checkpoint_as_without_zero(reports: dict[str, Any], out: Path) -> None:
+    ddp, *others = BACK
+    assert '"back"' in (out / str(ddp) / "events.jsonl").read_text()
+    for plan in others:
+        for name in ("losses", "gradient_norms", "validation"):
+            assert reports[str(plan)][name] == pytest.approx(reports[str(ddp)][name], rel=1e-5), name
+
+
+def assert_same_as_unbroken(report: dict[str, Any]) -> None:
+    for name in ("losses", "validation"):
+        unbroken, resumed = report[name]
+        assert resumed == unbroken
+    assert report["same_weights"]
+    assert all(report["same_weights"])
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("plan", RESUMED, ids=str)
+def test_a_resumed_run_is_bitwise_the_unbroken_one(plan: Plan, reports: dict[str, Any]) -> None:
+    assert_same_as_unbroken(reports[str(plan)])
+
+
+@needs_deepspeed
+@pytest.mark.slow
+def test_a_resumed_run_is_bitwise_the_unbroken_one_otherwise_too(corpus: Path, tmp_path: Path) -> None:
+    for report in on_ranks(OTHERS_RESUMED, corpus, tmp_path).values():
+        assert_same_as_unbroken(report)
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=RESUMED, ids=str)
+def directory(request: pytest.FixtureRequest, reports: dict[str, Any], out: Path) -> Path:
+    """A checkpoint that two ranks wrote."""
+    return out / str(request.param) / "unbroken" / "last.ckpt"
+
+
+@needs_deepspeed
+def test_weights_are_what_deepspeeds_own_converter_makes(directory: Path) -> None:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    theirs = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag="checkpoint")
+    ours = read_checkpoint(directory)["state_dict"]
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+
+
+@needs_deepspeed
+def test_a_directory_is_read_like_a_file(directory: Path) -> None:
+    stored = read_checkpoint(directory)
+    assert stored["global_step"] == zero_ranks.STEPS
+    assert stored["kvpath"]["backbone"]["n_layers"] > 0
+    assert "optimizer" not in stored
+    assert stored["loops"]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("part", ["latest", "checkpoint/*rank_1*optim_states.pt", "checkpoint/*model_states.pt"])
+@pytest.mark.parametrize("fault", ["missing", "cut off"])
+def test_a_damaged_directory_is_named(directory: Path, part: str, fault: str, tmp_path: Path) -> None:
+    copy = tmp_path / "last.ckpt"
+    shutil.copytree(directory, copy)
+    file = max(copy.glob(part))
+    if fault == "missing" or part == "latest":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-100])
+    assert is_sharded(copy)
+    with pytest.raises(Damaged, match=str(copy)):
+        read_checkpoint(copy)
+
+
+@needs_deepspeed
+def test_another_sharding_is_refused_by_both_names(directory: Path, tmp_path: Path) -> None:
+    now = ShardedCheckpoint.open(directory).sharding
+    refuse_other_sharding(directory, now)
+    with pytest.raises(
+        UserError, match=f"2 ranks with ZeRO stage {now.stage} in fp32.*4 ranks.*--init_from {directory}"
+    ):
+        refuse_other_sharding(directory, replace(now, ranks=4))
+    with pytest.raises(UserError, match="this run has no ZeRO"):
+        refuse_other_sharding(directory, None)
+    (tmp_path / "last.ckpt").touch()
+    with pytest.raises(UserError, match="a run without ZeRO, and this run has 1 rank with ZeRO stage 1 in bf16"):
+        refuse_other_sharding(tmp_path / "last.ckpt", Sharding(1, 1, bf16=True))
+
+
+@needs_deepspeed
+def test_a_directory_is_exported_and_loaded(directory: Path, tmp_path: Path) -> None:
+    assert kvpath("export", "--ckpt_path", directory, "--output", tmp_path / "exported") == 0
+    exported, direct = load(tmp_path / "exported").model, load(directory).model
+    stored = read_checkpoint(directory)["state_dict"]
+    for name, value in direct.state_dict().items():
+        assert torch.equal(value, stored[f"model.{name}"])
+        assert torch.equal(value, exported.state_dict()[name])
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+def test_without_deepspeed_a_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"pip install 'kvpath\[deepspeed\]'"):
+        zero.ZeRO()
+
+
+def test_the_command_line_says_so_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(zero, "find_spec", lambda _: None)
+    config = write_config(tmp_path)
+    assert kvpath("fit", "-c", "hardware/zero2", "-c", config, "--run", tmp_path / "run") == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert "pip install 'kvpath[deepspeed]'" in errors[0]
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_every_wrong_field_is_named() -> None:
+    with pytest.raises(UserError) as caught:
+        zero.ZeRO(stage=4, offload_parameters=True, bucket_elements=0, timeout_minutes=0, config={"optimizer": {}})
+    for field in ("stage must be", "offload_parameters", "bucket_elements", "timeout_minutes", "config must not"):
+        assert field in str(caught.value)
+
+
+def test_an_optimizer_that_needs_whole_matrices_is_refused() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    zero.check_can_be_sharded(torch.optim.AdamW([weight]), 3)
+    with pytest.raises(UserError, match="Adafactor cannot be sharded by ZeRO stage 2"):
+        zero.check_can_be_sharded(torch.optim.Adafactor([weight]), 2)
+
+
+def test_more_of_deepspeeds_configuration_goes_over_ours() -> None:
+    under = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "x": 1}
+    over = {"zero_optimization": {"overlap_comm": False}, "y": 2}
+    assert zero.merged(under, over) == {"zero_optimization": {"stage": 2, "overlap_comm": False}, "x": 1, "y": 2}

@@ -1,0 +1,102 @@
+"""What the tests of ZeRO run on two ranks, started as a script: it reports as JSON."""
+
+import faulthandler
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+from kvpath.training.deepspeed.strategy import ZeRO
+from kvpath.training.saving import Saving
+from kvpath.training.spikes import SpikeRule, Spikes
+from kvpath.training.stored_config import read_checkpoint
+from tests.cases import CASES
+from tests.training.toys import Record, Uneven, toy_backbone, toy_data, toy_module, toy_trainer
+
+STEPS, NOT_TAKEN = 6, 3
+PATIENCE = 240
+"""Seconds that a plan may take, before each rank says where it stands and ends."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, or for `resume` three."""
+
+    case: str
+    """Of tests/cases.py."""
+
+    strategy: str
+    """auto, ddp, or zero1 to zero3, with +offload."""
+
+    tied: bool = False
+    activation_checkpointing: bool = False
+    precision: str = "32-true"
+    what: str = "train"
+    """train: one step is not taken. back: a spike goes back to a checkpoint. resume: compared with an unbroken run."""
+
+    def __str__(self) -> str:
+        return "-".join(str(value) for value in asdict(self).values())
+
+
+def strategy_of(name: str) -> str | ZeRO:
+    """Lightning's own by its name, else ZeRO with buckets that the parameters do not fit into."""
+    if not name.startswith("zero"):
+        return name
+    stage, offload = int(name[4]), "+offload" in name
+    return ZeRO(
+        stage=stage,  # type: ignore[arg-type]
+        offload_optimizer=offload,
+        offload_parameters=offload and stage == 3,
+        bucket_elements=3_000,
+    )
+
+
+def fit(plan: Plan, corpus: Path, *callbacks: Callback, ranks: int, **changes: Any) -> dict[str, Any]:
+    """Train with uneven micro-batches of one sequence; gives what happened."""
+    case = next(case for case in CASES if case.name == plan.case)
+    backbone = toy_backbone(attention=case.attention, n_layers=case.n_layers, tied_embeddings=plan.tied)
+    module = toy_module(backbone, activation_checkpointing=plan.activation_checkpointing)
+    if plan.what == "train":
+        module.judge = lambda *_: module.global_step != NOT_TAKEN
+    record, load = Record(), {name: changes.pop(name) for name in ("ckpt_path", "weights_only") if name in changes}
+    plain: dict[str, Any] = {"devices": ranks, "strategy": strategy_of(plan.strategy), "precision": plan.precision}
+    plain["enable_checkpointing"] = bool(callbacks)
+    trainer = toy_trainer(record, *callbacks, **{**plain, **changes})
+    data = toy_data(corpus, steps=STEPS, micro_batch=1, kind=Uneven, eval_batch_tokens=48)
+    trainer.fit(module, data, **load)
+    validation = [result["nll_sum"] for result in module.results]
+    return {"losses": record.losses, "gradient_norms": record.gradient_norms, "validation": validation}
+
+
+def run(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
+    """What a plan asks for."""
+    if plan.what == "back":
+        folder.mkdir(parents=True, exist_ok=True)
+        rule = SpikeRule(action="back", deviations=0.01, steps=2)
+        return fit(plan, corpus, Spikes(folder, on_spike=rule), Saving(folder, "2 steps"), ranks=ranks)
+    if plan.what == "train":
+        return fit(plan, corpus, ranks=ranks)
+    unbroken = fit(plan, corpus, Saving(folder / "unbroken", "2 steps"), ranks=ranks)
+    broken = fit(plan, corpus, Saving(folder / "broken", "2 steps"), ranks=ranks, max_steps=3)
+    last = folder / "broken" / "last.ckpt"
+    goes_on = fit(plan, corpus, Saving(folder / "broken", "2 steps"), ranks=ranks, ckpt_path=last, weights_only=True)
+    weights = [read_checkpoint(folder / name / "last.ckpt")["state_dict"] for name in ("unbroken", "broken")]
+    return {
+        "losses": [unbroken["losses"], broken["losses"] + goes_on["losses"]],
+        "validation": [unbroken["validation"], goes_on["validation"]],
+        "same_weights": [bool(torch.equal(value, weights[1][name])) for name, value in weights[0].items()],
+    }
+
+
+if __name__ == "__main__":
+    corpus, out = Path(sys.argv[1]), Path(sys.argv[2])
+    reports = {}
+    for plan in [Plan(**values) for values in json.loads((out / "plans.json").read_text())]:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        reports[str(plan)] = run(plan, corpus, out / str(plan), ranks=2)
+    if torch.distributed.get_rank() == 0:
+        (out / "reports.json").write_text(json.dumps(reports))
