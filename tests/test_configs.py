@@ -36,10 +36,15 @@ OPTIONAL: list[list[Pieces]] = [[(), *((name,) for name in of(folder))] for fold
 """What may be left out, such as loggers: for each folder, nothing or one of its pieces."""
 
 
+def model_for(layout: Pieces) -> str:
+    """The model that a layout's numbers are for."""
+    return "model/1b" if "/1b/" in layout[0] else "model/98m"
+
+
 def everything(layout: Pieces) -> Iterator[Pieces]:
     """All combinations of a layout."""
     for stage, data, *optional in itertools.product(STAGES, DATA, *OPTIONAL):
-        yield ("model/98m", *layout, stage, data, *itertools.chain(*optional))
+        yield (model_for(layout), *layout, stage, data, *itertools.chain(*optional))
 
 
 def covering() -> Iterator[Pieces]:
@@ -47,7 +52,8 @@ def covering() -> Iterator[Pieces]:
     pairs = list(itertools.product(STAGES, DATA))
     for i in range(max(len(pairs), len(LAYOUTS), *map(len, OPTIONAL))):
         optional = itertools.chain(*(kind[i % len(kind)] for kind in OPTIONAL))
-        yield ("model/98m", *LAYOUTS[i % len(LAYOUTS)], *pairs[i % len(pairs)], *optional)
+        layout = LAYOUTS[i % len(LAYOUTS)]
+        yield (model_for(layout), *layout, *pairs[i % len(pairs)], *optional)
     for name in of("demo"):
         if name != "demo/base":
             yield ("demo/base", name)

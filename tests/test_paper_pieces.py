@@ -5,6 +5,8 @@ import re
 import pytest
 
 from kvpath import pieces
+from kvpath.analysis.audit import audit
+from kvpath.analysis.matching import resolve_widths
 from kvpath.config import load_config
 from tests.paper import parameters_and_stored
 
@@ -43,6 +45,23 @@ def test_attention_piece(name: str, expected: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("name", "expected"), ABLATIONS.items())
 def test_ablation_changes_concat_alone(name: str, expected: tuple[int, int]) -> None:
     assert sizes("attention/kvpath_concat", f"ablation/{name}") == expected
+
+
+BILLION = {"gqa": 16_384, "kvpath_concat": 16_384, "kvpath_residual": 16_384, "kvpath_rolling": 16_384, "mla": 4_608}
+BILLION["kvpath_mla"] = BILLION["mla"]
+
+
+@pytest.mark.parametrize(("name", "stored"), BILLION.items())
+def test_a_billion_parameters_within_a_twentieth_of_a_percent(name: str, stored: int) -> None:
+    backbone = resolve_widths(load_config("model/1b", f"attention/1b/{name}").backbone)
+    found = audit(backbone, context=2048)
+    assert 0.9995 <= found.parameters / 1_000_000_000 <= 1
+    assert found.stored_elements_per_token == stored
+    assert {width % 64 for width in backbone.d_ff_per_layer} == {0}
+
+
+def test_the_pieces_of_a_billion_are_all_looked_at() -> None:
+    assert {name for name in pieces.available() if "/1b/" in name} == {f"attention/1b/{name}" for name in BILLION}
 
 
 def test_a_later_piece_replaces_strategy_and_widths() -> None:
