@@ -1,5 +1,6 @@
-"""The one exception for mistakes that the user can mend."""
+"""The one exception for mistakes that the user can mend, what a disk may refuse, and an exit code."""
 
+import errno
 from collections.abc import Iterable
 
 
@@ -19,3 +20,16 @@ class UserError(Exception):
         found = list(problems)
         if found:
             raise cls("; ".join(found))
+
+
+TO_BE_RUN_AGAIN = 75
+"""The exit code of a run that was stopped, is saved, and goes on when the same command is run again."""
+
+DISK_FAULTS = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "operation not permitted",
+    errno.EROFS: "the file system is read-only",
+}
+"""What the user can mend of what an operating system says, by `OSError.errno`."""

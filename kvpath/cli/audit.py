@@ -123,13 +123,18 @@ def _extra(entry: Audit, memory: str | None, match: str | None) -> dict[str, Cel
     """The columns that options ask for."""
     columns: dict[str, Cell] = {}
     if memory is not None:
-        columns["sequences_that_fit"] = sequences_that_fit(entry, _bytes(memory))
+        columns["sequences_that_fit"] = sequences_that_fit(entry, bytes_of(memory))
     if match is not None:
         columns["left_over"] = _count(match) - entry.parameters
     return columns
 
 
-def _bytes(text: str) -> int:
+def bytes_of(text: str) -> int:
+    """A size such as 80GB.
+
+    Raises:
+        UserError: it is none.
+    """
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     if parts is None or parts[2] not in UNITS:
         raise UserError(f"--memory must be a number of bytes or have one of {', '.join(UNITS)[2:]}, got {text!r}")

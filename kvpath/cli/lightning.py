@@ -1,8 +1,6 @@
 """fit, validate, test and predict: LightningCLI with one directory a run and no surprises."""
 
-import logging
 import time
-import warnings
 from collections.abc import Iterable
 from datetime import timedelta
 from importlib.util import find_spec
@@ -11,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -19,9 +17,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.analysis.matching import resolve_widths
 from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
-from kvpath.cli.preparing import prepare_evaluation, prepare_fit
 from kvpath.cli.results import PredictionFile, results_table, write_results
-from kvpath.cli.resume import changes, refuse_changes, say_conflicts
+from kvpath.cli.resume import changes, refuse_changes, refuse_other_holdout, say_conflicts, trained_on
 from kvpath.cli.run_options import Every, Sample
 from kvpath.cli.stages import tokens_seen
 from kvpath.config import backbone_from
@@ -29,22 +26,29 @@ from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
 from kvpath.training.cadence import Cadence
-from kvpath.training.csv_curves import keep_rows_until
-from kvpath.training.curves import Curves, drop_events_after, write_hyper_parameters
+from kvpath.training.csv_curves import keep_rows
+from kvpath.training.curves import Curves, write_hyper_parameters
+from kvpath.training.deepspeed.directory import is_sharded, refuse_other_sharding
 from kvpath.training.final_validation import FinalValidation
-from kvpath.training.metrics_file import MetricsFile, drop_lines_after, final_metrics
+from kvpath.training.metrics_file import MetricsFile, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
 from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
+from kvpath.training.same_tokenizer import SameTokenizer
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
+from kvpath.training.signals import STOP_ON, StopOnSignal
+from kvpath.training.spikes import Action, SpikeRule, Spikes
 from kvpath.training.stored_config import FORMAT_VERSION, read_checkpoint, stored_step, to_plain
 from kvpath.training.validation_clock import ValidationClock
 from kvpath.training.watch import Progress, Watch
 
 NOT_STORED = ("config", "run", "ckpt_path", "init_from", "allow", "output", "weights_only", "verbose")
 """Keys that say what to do now, and not what a run is."""
+
+SHORTENS: dict[str, Any] = {"max_steps": -1, "max_time": None, "limit_train_batches": None}
+"""Keys of the Trainer that only end an attempt early, and what they are for a run."""
 
 _DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,
@@ -106,6 +110,19 @@ class KVPathCLI(LightningCLI):
         )
         parser.add_argument("--output", type=str | None, help="Where results go; the run directory by default.")
         parser.add_argument("--peak_flops", type=float | None, help="FLOPs/s of a device, for MFU; measured if null.")
+        parser.add_argument(
+            "--stop_on",
+            type=list[str],
+            default=list(STOP_ON),
+            help="Signals at which to save and exit with 75.",
+        )
+        parser.add_argument(
+            "--on_nan",
+            type=Action,
+            default="stop",
+            help="If loss or gradient is not finite: stop, skip the step, or go back to the last checkpoint.",
+        )
+        parser.add_class_arguments(SpikeRule, "on_spike")
         parser.add_class_arguments(Every, "every")
         parser.add_class_arguments(Sample, "sample")
 
@@ -130,6 +147,7 @@ class KVPathCLI(LightningCLI):
         self._settle_widths()
         self._settle_start()
         self._settle_logger()
+        self._check_strategy()
         self.every: Every = Every(**vars(self._get(self.config, "every")))
         self.cadences = {
             name: Cadence.parse(getattr(self.every, name), f"every.{name}") for name in ("log", "validate", "save")
@@ -146,6 +164,20 @@ class KVPathCLI(LightningCLI):
         own = self.own
         if own.init_from and own.data.start_tokens is None:
             own.data.start_tokens = tokens_seen(own.init_from, own.data.as_dict())
+
+    def _check_strategy(self) -> None:
+        """Here, since the parser would say no more of an error in a strategy than that it does not fit."""
+        strategy = self.own.trainer.strategy
+        if str(strategy).startswith("deepspeed"):
+            raise UserError(
+                f"trainer.strategy={strategy} would not divide the loss as one process does: -c hardware/zero2"
+            )
+        if str(getattr(strategy, "class_path", "")).endswith(".ZeRO"):
+            from kvpath.training.deepspeed.strategy import check_fields
+
+            given = strategy.init_args
+            names = ("stage", "offload_parameters", "bucket_elements", "timeout_minutes")
+            check_fields(*(given[name] for name in names), given.config or {})
 
     def _settle_logger(self) -> None:
         """A logger's `{run}` stands for the run directory."""
@@ -170,6 +202,8 @@ class KVPathCLI(LightningCLI):
         values = self.own.clone()
         for key in NOT_STORED:
             values.pop(key, None)
+        for key, neutral in SHORTENS.items():
+            values.trainer[key] = neutral
         return self._parser(self.command).dump(values, skip_unset=False, skip_validation=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -214,12 +248,16 @@ class KVPathCLI(LightningCLI):
         if self.command != "fit":
             return
         assert self.run_directory is not None
+        if self.own.init_from and not self.own.ckpt_path and "data" not in self.own.allow:
+            yield SameTokenizer(self.own.init_from, find_checkpoint(self.own.init_from, "init_from"))
         yield Opening(self.run_directory, self.stored())
         yield Watch(self.every.log, self.own.peak_flops)
         yield TextSample(**vars(self.own.sample), path=self.run_directory.samples)
         yield ValidationClock(self.cadences["validate"])
         yield FinalValidation()
+        yield Spikes(self.run_directory.path, self.own.on_nan, SpikeRule(**vars(self.own.on_spike)))
         yield Saving(self.run_directory.checkpoints, self.every.save)
+        yield StopOnSignal(self.own.stop_on)
 
     def _output(self, name: str) -> Path:
         if self.own.output:
@@ -229,45 +267,38 @@ class KVPathCLI(LightningCLI):
     # fit --------------------------------------------------------------------------------------------------------------
 
     def before_fit(self) -> None:
-        """Say what will run, refuse what must not change, and open the run directory."""
+        """Refuse what must not change, and take the weights of another run."""
         run = self.run_directory
         assert run is not None
         if self.own.ckpt_path:
+            refuse_other_sharding(Path(self.own.ckpt_path), getattr(self.trainer.strategy, "sharding", None))
             before = run_of(Path(self.own.ckpt_path)) or run
             if before.config.exists():
-                refuse_changes(changes(before.config.read_text(encoding="utf-8"), self.stored()), self.own.allow)
+                defaults = self._parser(self.command).get_defaults().as_dict()
+                changed = changes(before.config.read_text(encoding="utf-8"), self.stored(), defaults)
+                refuse_changes(changed, self.own.allow)
             self.datamodule.accepts_other_text = "data" in self.own.allow
         if self.own.init_from and not self.own.ckpt_path:
             self.model.load_weights(find_checkpoint(self.own.init_from, "init_from"))
             rank_zero_say(f"weights from {self.own.init_from}")
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._go_back(run)
+            rank_zero_only(keep_rows)(self.trainer.loggers)
         self.started = time.monotonic()
-
-    @rank_zero_only
-    def _go_back(self, run: RunDirectory) -> None:
-        """Drop what an earlier attempt logged after the step that this one begins at."""
-        step = stored_step(Path(self.own.ckpt_path)) if self.own.ckpt_path else 0
-        drop_lines_after(run.metrics, step)
-        drop_lines_after(run.samples, step)
-        drop_events_after(run.curves, step)
-        for logger in self.trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                keep_rows_until(logger, step)
 
     def after_fit(self) -> None:
         """Write the summary, and the hyper-parameters with the final metrics."""
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._summarise()
+            self._summarise(self.datamodule.stream_hash())  # which all ranks must ask for
 
     @rank_zero_only
-    def _summarise(self) -> None:
+    def _summarise(self, stream_hash: str | None) -> None:
         run = self.run_directory
         assert run is not None
         metrics = final_metrics(run.metrics)
         plan = self.datamodule.plan
         step = self.trainer.global_step
-        hyper_parameters = flatten(self.own.clone().as_dict())
+        values = {key: value for key, value in self.own.clone().as_dict().items() if key not in NOT_STORED}
+        hyper_parameters = {key: value for key, value in flatten(values).items() if value is not None}
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 write_hyper_parameters(logger, hyper_parameters, metrics)
@@ -280,7 +311,8 @@ class KVPathCLI(LightningCLI):
                 "step": step,
                 "planned_steps": plan.steps,
                 "tokens": step * plan.tokens_per_step,
-                "parameters": sum(parameter.numel() for parameter in self.model.decoder.parameters()),
+                "stream_hash": stream_hash,
+                "parameters": sum(getattr(part, "ds_numel", part.numel()) for part in self.model.decoder.parameters()),
                 "seconds_of_this_attempt": round(time.monotonic() - self.started, 1),
                 "metrics": metrics,
                 "checkpoint": str(run.last.relative_to(run.path)),
@@ -294,7 +326,10 @@ class KVPathCLI(LightningCLI):
         """Say where the command line and the checkpoint differ."""
         checkpoint = Path(self.own.ckpt_path)
         say_conflicts(read_checkpoint(checkpoint)["kvpath"]["backbone"], to_plain(self.model.backbone))
-        if is_export(checkpoint):  # which Lightning cannot read
+        region = "validation" if self.command == "validate" else "test"
+        refuse_other_holdout(trained_on(checkpoint), self.own.data.as_dict(), region)
+        if is_export(checkpoint) or is_sharded(checkpoint) or hasattr(self.trainer.strategy, "sharding"):
+            # Lightning reads a file alone, and DeepSpeed no other than its own.
             self.model.load_weights(checkpoint)
             self.config_init[self.command].ckpt_path = None
 
@@ -329,36 +364,3 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def run_lightning(command: str, argv: list[str]) -> int:
-    """Run one of the four subcommands on resolved arguments.
-
-    Raises:
-        UserError: for whatever the user can mend.
-    """
-    quieten()
-    argv = prepare_fit(argv) if command == "fit" else prepare_evaluation(command, argv)
-    KVPathCLI.command = command
-    try:
-        KVPathCLI([command, *argv])
-    except SystemExit as ended:
-        # Lightning ends an interrupted run with 1.
-        interrupted = isinstance(ended.__context__, KeyboardInterrupt)
-        return 130 if interrupted else int(ended.code or 0)
-    except MisconfigurationException as error:
-        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
-    return 0
-
-
-def quieten() -> None:
-    """Leave out what Lightning says about itself and what does not apply here."""
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-    for message in (
-        ".*callbacks used to create the checkpoint need to be provided.*",
-        ".*treespec.*",
-        ".*Couldn't infer the batch indices.*",
-        ".*does not have many workers.*",
-    ):
-        warnings.filterwarnings("ignore", message=message)

@@ -1,22 +1,43 @@
 """The one command."""
 
-import errno
 import os
+import signal
 import sys
+from importlib import import_module
+from typing import NamedTuple
 
-from kvpath.errors import UserError
+from kvpath.errors import DISK_FAULTS, UserError
+
+
+class Command(NamedTuple):
+    """A subcommand: a function from the arguments after its name to the exit code, imported when it is called."""
+
+    help: str
+    module: str
+    function: str
+
 
 COMMANDS = {
-    "fit": "train a model",
-    "validate": "evaluate a trained model on the validation set",
-    "test": "perplexity of a trained model per corpus and context",
-    "predict": "write the likelihood of every token of the test set",
-    "series": "run the stages of a study in order",
-    "generate": "text from a trained model",
-    "export": "a trained model as safetensors, with its configuration and tokenizer",
-    "audit": "parameters, FLOPs and cache of a configuration, before any training",
-    "check": "prove that a layout gives the same numbers by every way of running it",
-    "configs": "list, print or copy the shipped configuration pieces",
+    "fit": Command("train a model", "kvpath.cli.running", "fit"),
+    "validate": Command("evaluate a trained model on the validation set", "kvpath.cli.running", "validate"),
+    "test": Command("perplexity of a trained model per corpus and context", "kvpath.cli.running", "test"),
+    "predict": Command("write the likelihood of every token of the test set", "kvpath.cli.running", "predict"),
+    "series": Command("run the stages of a study in order", "kvpath.cli.series", "series"),
+    "generate": Command("text from a trained model", "kvpath.cli.generate", "generate_command"),
+    "export": Command(
+        "a trained model as safetensors, with its configuration and tokenizer", "kvpath.cli.export", "export_command"
+    ),
+    "inspect": Command("recompute a batch that a run put aside", "kvpath.cli.inspect", "inspect_command"),
+    "audit": Command(
+        "parameters, FLOPs and cache of a configuration, before any training", "kvpath.cli.audit", "audit_command"
+    ),
+    "check": Command(
+        "prove that a layout gives the same numbers by every way of running it", "kvpath.cli.check", "check_command"
+    ),
+    "prepare": Command(
+        "tokenise the data of a configuration into shards, on all cores", "kvpath.cli.prepare", "prepare_command"
+    ),
+    "configs": Command("list, print or copy the shipped configuration pieces", "kvpath.cli.configs", "configs"),
 }
 
 _HELP = """usage: kvpath COMMAND [options]
@@ -41,66 +62,47 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()  # a reader that has gone is found out here, not after all that could say so
+        return code
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"kvpath: error: {error}", file=sys.stderr)
+        _say(str(error))
         return 2
+    except BrokenPipeError:
+        # What is left in the buffer is for nobody, and must not be tried again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # as shells have it
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in DISK_FAULTS:
             raise
-        print(
-            f"kvpath: error: no space left on the disk{f' for {error.filename}' * bool(error.filename)}",
-            file=sys.stderr,
-        )
+        _say(f"{DISK_FAULTS[error.errno]}{f' for {error.filename}' * bool(error.filename)}")
         return 2
     except KeyboardInterrupt:
         return 130
 
 
+def _say(problem: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"kvpath: error: {problem}", file=sys.stderr)
+
+
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(_HELP.format(commands="\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())))
+        print(_HELP.format(commands="\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())))
         return 0
-    command, rest = argv[0], argv[1:]
-    if command == "--version":
+    name, rest = argv[0], argv[1:]
+    if name == "--version":
         from kvpath.cli.version import version
 
         print(version())
         return 0
+    if name not in COMMANDS:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, COMMANDS, n=1)
+        raise UserError(f"there is no command {name!r}" + (f"; did you mean {close[0]}?" if close else ""))
     # A user's own strategies are found beside where the command is run.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    if command == "configs":
-        from kvpath.cli.configs import configs
-
-        return configs(rest)
-    if command == "audit":
-        from kvpath.cli.audit import audit_command
-
-        return audit_command(rest)
-    if command == "check":
-        from kvpath.cli.check import check_command
-
-        return check_command(rest)
-    if command == "generate":
-        from kvpath.cli.generate import generate_command
-
-        return generate_command(rest)
-    if command == "export":
-        from kvpath.cli.export import export_command
-
-        return export_command(rest)
-    if command == "series":
-        from kvpath.cli.series import series
-
-        return series(rest)
-    if command in ("fit", "validate", "test", "predict"):
-        from kvpath.cli.lightning import run_lightning
-        from kvpath.pieces import resolve_argv
-
-        return run_lightning(command, resolve_argv(rest))
-    from difflib import get_close_matches
-
-    close = get_close_matches(command, COMMANDS, n=1)
-    raise UserError(f"there is no command {command!r}" + (f"; did you mean {close[0]}?" if close else ""))
+    command = COMMANDS[name]
+    return int(getattr(import_module(command.module), command.function)(rest))

@@ -11,7 +11,7 @@ import yaml
 from kvpath.cli.resume import config_for_evaluation, stored_config
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
-from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
+from kvpath.training.run_directory import RunDirectory, find_checkpoint, newest_whole, run_of
 from kvpath.training.say import rank_zero_say
 from kvpath.training.stored_config import stored_step
 
@@ -31,22 +31,22 @@ def prepare_fit(argv: list[str]) -> list[str]:
         if "LOCAL_RANK" not in os.environ:
             os.environ["KVPATH_RUN"] = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
         run = os.environ.get("KVPATH_RUN", "runs/unnamed")
+    if option(argv, "run") is None:
         argv = [*argv, "--run", run]
     if Path(run).is_file():
         raise UserError(f"run {run}: that is a file; a run needs a directory of its own")
     directory, wanted = RunDirectory(run), option(argv, "ckpt_path")
     if wanted is None:
-        # `--trainer.fast_dev_run false` writes.
-        if directory.holds_a_run and not yaml.safe_load(option(argv, "trainer.fast_dev_run") or "false"):
+        if directory.holds_a_run and writes_a_run(argv):
             raise UserError(
                 f"run {run}: there is a run already; --ckpt_path last continues it, another --run starts anew"
             )
         return argv
     argv = without_option(argv, "ckpt_path")
-    if wanted == "last" and not directory.last.exists():
+    checkpoint = newest_whole(directory) if wanted == "last" else find_checkpoint(wanted)
+    if checkpoint is None:
         rank_zero_say(f"no checkpoint in {run} yet: starting from step 0")
         return [*_config(directory), *argv]
-    checkpoint = directory.last if wanted == "last" else find_checkpoint(wanted)
     owner = run_of(checkpoint)
     if owner is not None and directory.holds_a_run and owner.path.resolve() != directory.path.resolve():
         raise UserError(
@@ -79,6 +79,11 @@ def prepare_evaluation(command: str, argv: list[str]) -> list[str]:
         argv = [*argv, "--run", str(run.path)]
     quiet = ["--verbose", "false"] if command in ("validate", "test") else []
     return ["--config", str(stored), *quiet, *argv, "--ckpt_path", str(checkpoint), "--weights_only", "true"]
+
+
+def writes_a_run(argv: list[str]) -> bool:
+    """Whether a fit with these arguments writes to its run directory; `--trainer.fast_dev_run false` does."""
+    return not _only_prints(argv) and not yaml.safe_load(option(argv, "trainer.fast_dev_run") or "false")
 
 
 def _only_prints(argv: list[str]) -> bool:

@@ -1,5 +1,8 @@
 """What a resume may change, and the configuration that a lone checkpoint stores."""
 
+import atexit
+import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +20,14 @@ GUARDED = {
         "data.tokenizer",
         "data.seq_len",
         "data.holdout_every",
+        "data.max_tokens",
         "data.seed",
         "data.shuffle_block",
         "data.start_tokens",
         "data.stream",
+        "data.lanes",
+        "data.packing",
+        "data.document_masking",
         "data.budget.global_batch",
     ),
     "horizon": ("data.budget.tokens", "model.optimizer."),
@@ -28,9 +35,15 @@ GUARDED = {
 """What changes the model, the order of the data, or the learning rate of the steps to come."""
 
 
-def changes(before: str, after: str) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ between two configurations in YAML."""
-    return differences(yaml.safe_load(before), yaml.safe_load(after))
+def changes(before: str, after: str, defaults: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ between two configurations in YAML.
+
+    A key that the first does not know, since it is older, had its default.
+    """
+    old, new = yaml.safe_load(before), yaml.safe_load(after)
+    known, usual, wanted = _flat(old), _flat(defaults), _flat(new)
+    unknown = {key: usual[key] for key in wanted if key not in known and key in usual}
+    return differences({**known, **unknown}, wanted)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -64,6 +77,52 @@ def say_conflicts(stored: dict[str, Any], given: dict[str, Any]) -> None:
     """Name what the command line made different from the stored model: it is what is used."""
     for key, (old, new) in differences(stored, given).items():
         print(f"model.backbone.{key} is {old} in the checkpoint; {new}, as given, is used", file=sys.stderr)
+
+
+def trained_on(checkpoint: Path) -> dict[str, Any]:
+    """The data section of the configuration that weights were trained with; empty if it is not known."""
+    from kvpath.training.run_directory import run_of
+    from kvpath.training.stored_config import read_checkpoint
+
+    run = run_of(checkpoint)
+    if run is not None and run.config.is_file():
+        return (yaml.safe_load(run.config.read_text(encoding="utf-8")) or {}).get("data") or {}
+    return read_checkpoint(checkpoint)["kvpath"].get("data") or {}
+
+
+def refuse_other_holdout(trained: dict[str, Any], now: dict[str, Any], region: str) -> None:
+    """Refuse to evaluate on held-out documents that may not have been held out when the weights were trained.
+
+    Args:
+        trained: the data section of the configuration that they were trained with.
+        now: that of the evaluation.
+        region: validation or test.
+
+    Raises:
+        UserError: some source is in both, with another `holdout_every`.
+    """
+    before, after = trained.get("holdout_every"), now.get("holdout_every")
+    if before == after or after is None or now.get(region):
+        return
+    if shared := _leaves(trained.get("source")) & _leaves(now.get("source")):
+        raise UserError(
+            f"data.holdout_every was {before} when the weights were trained and is {after}: that would score documents"
+            f" of {min(shared)} that they were trained on; state {before}, or data.{region} (a source)"
+        )
+
+
+_OF_A_PASS = ("max_documents", "bad_documents", "tries")
+"""What of a source does not change which documents it is about."""
+
+
+def _leaves(source: Any) -> set[str]:
+    """The sources that a source is made of."""
+    arguments = (source or {}).get("init_args") or {}
+    inner = [*arguments.get("sources", []), *([arguments["source"]] if "source" in arguments else [])]
+    if inner:
+        return {leaf for one in inner for leaf in _leaves(one)}
+    kept = {key: value for key, value in arguments.items() if key not in _OF_A_PASS and value is not None}
+    return {json.dumps(kept, sort_keys=True)} if source else set()
 
 
 def stored_config(checkpoint: Path) -> Path:
@@ -108,7 +167,9 @@ def config_for_evaluation(run: RunDirectory) -> Path:
 
 
 def _written(values: dict[str, Any]) -> Path:
-    path = Path(tempfile.mkdtemp(prefix="kvpath-")) / "config.yaml"
+    folder = tempfile.mkdtemp(prefix="kvpath-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "config.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
 

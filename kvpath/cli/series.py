@@ -14,9 +14,11 @@ Stage `2k` is trained in `runs/concat/2k`. What is done is not done again; a sta
 import argparse
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,7 @@ import yaml
 
 from kvpath import pieces
 from kvpath.cli.arguments import Arguments
-from kvpath.errors import UserError
-
-TO_BE_RUN_AGAIN = 75
+from kvpath.errors import TO_BE_RUN_AGAIN, UserError
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,23 @@ def _commands(study: Series, overrides: list[str]) -> Iterator[tuple[Path, list[
 
 def _run(command: list[str]) -> int:
     """The exit code of a process of its own, so that launchers can start it anew on every rank."""
-    code = subprocess.run([sys.executable, "-m", "kvpath", *command], check=False).returncode
+    with subprocess.Popen([sys.executable, "-m", "kvpath", *command]) as stage, _passed_on_to(stage):
+        code = stage.wait()
     return code if code >= 0 else 128 - code  # as shells have it, for a process that a signal ended
+
+
+@contextmanager
+def _passed_on_to(stage: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """What a scheduler tells the series is the stage's to hear: it saves and ends, and then the series does."""
+    before = {
+        number: signal.signal(number, lambda number, _: stage.send_signal(number))
+        for number in (signal.SIGTERM, signal.SIGUSR1)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def finished(directory: Path) -> bool:

@@ -8,7 +8,7 @@ from kvpath.training.run_directory import find_checkpoint, run_of
 from kvpath.training.say import rank_zero_say
 from kvpath.training.stored_config import stored_step
 
-_STREAM = ("source", "tokenizer", "holdout_every", "stream")
+_STREAM = ("source", "tokenizer", "holdout_every", "max_tokens", "stream")
 
 
 def tokens_seen(init_from: str, data: dict[str, Any]) -> int:
@@ -44,7 +44,11 @@ def tokens_seen(init_from: str, data: dict[str, Any]) -> int:
 
 def stream_of(data: dict[str, Any]) -> dict[str, Any]:
     """The values that decide which token follows which, of the data section of a configuration."""
-    values = {key: data.get(key) for key in _STREAM}
-    if not data.get("stream"):
+    values = {key: data.get(key) for key in _STREAM} | {"packing": data.get("packing") or "contiguous"}
+    if data.get("packing") == "best_fit":
+        values |= {"packing_documents": data.get("packing_documents"), "seq_len": data.get("seq_len")}
+    if data.get("stream"):
+        values |= {"lanes": data.get("lanes")}
+    else:
         values |= {"seed": data.get("seed"), "shuffle_block": data.get("shuffle_block") or data.get("seq_len")}
     return values

@@ -1,6 +1,6 @@
 """TensorBoard's event files, where its own writer falls short: going back to a step, and the table of runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,21 @@ class Curves(TensorBoardLogger):
         super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"}, step)
 
 
-def drop_events_after(folder: Path, step: int) -> None:
-    """Rewrite the event files of `folder` as one, without what was logged after `step`.
+def event_files(folder: Path) -> list[Path]:
+    """The event files of a folder, oldest first."""
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
+def drop_events_after(files: Sequence[Path], step: int) -> None:
+    """Rewrite event files of one folder as one, without what was logged after `step`.
 
     TensorBoard's own way, to purge from a step on, would take tokens for steps and drop the whole curve over tokens.
     """
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    files = sorted(folder.glob("events.out.tfevents.*"))
     if not files:
         return
-    temporary, kept = folder / "events.tmp", True
+    temporary, kept = files[0].with_name("events.tmp"), True
     with temporary.open("wb") as file:
         writer = RecordWriter(file)
         for event in _events(files):
@@ -61,7 +65,7 @@ def write_hyper_parameters(logger: TensorBoardLogger, values: Mapping[str, Any],
     writer.flush()
 
 
-def _events(files: list[Path]) -> Iterator[Any]:
+def _events(files: Sequence[Path]) -> Iterator[Any]:
     """All events; a last one that a kill cut short is left out."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 

@@ -3,13 +3,14 @@
 import json
 import math
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from kvpath.training.run_directory import write_whole
+from kvpath.training.whole_files import write_whole
 
 
 class MetricsFile(Logger):
@@ -37,11 +38,12 @@ class MetricsFile(Logger):
         return self
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float | str], step: int | None = None) -> None:  # type: ignore[override]
         """Append one line; a value that is not finite becomes null, as JSON has it, and is named in `not_finite`."""
-        values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        texts = {name: value for name, value in metrics.items() if isinstance(value, str)}
+        values = {name: float(value) for name, value in metrics.items() if name != "epoch" and name not in texts}
         broken = sorted(name for name, value in values.items() if not math.isfinite(value))
-        line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(broken)}
+        line: dict[str, Any] = {"step": step, **values, **texts, **dict.fromkeys(broken)}
         if broken:
             line["not_finite"] = broken
         with self.path.open("a", encoding="utf-8") as file:
@@ -64,7 +66,7 @@ def final_metrics(path: Path) -> dict[str, float]:
     last: dict[str, Any] = {}
     for line in read_metrics(path) if path.exists() else []:
         last.update(line)
-    return {name: value for name, value in last.items() if name not in ("step", "not_finite") and value is not None}
+    return {name: value for name, value in last.items() if name != "step" and isinstance(value, int | float)}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The LightningModule: language modelling over any attention strategy."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -9,8 +8,8 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
+from kvpath.attention.context import Index
 from kvpath.errors import UserError
 from kvpath.evaluation.perplexity import Perplexity, summarise
 from kvpath.model.config import BackboneConfig
@@ -18,10 +17,14 @@ from kvpath.model.decoder import Decoder
 from kvpath.model.loss import IGNORE, LossSums
 from kvpath.training.optimizer import OptimizerConfig
 from kvpath.training.say import rank_zero_say
+from kvpath.training.stepping import stepping_for
 from kvpath.training.stored_config import FORMAT_VERSION, check_format, read_checkpoint, to_plain
 from kvpath.version import __version__
 
 Batch = Mapping[str, Tensor]
+
+Judge = Callable[[Batch, float, float], bool]
+"""Whether a step is taken, by its batch, its loss in nats per token over all ranks, and the norm of its gradient."""
 
 
 class Step(NamedTuple):
@@ -85,6 +88,8 @@ class LanguageModel(LightningModule):
         self.scores: list[Perplexity] = []
         self.results: list[dict[str, Any]] = []
         """What the last evaluation found, one entry a loader."""
+        self.judge: Judge | None = None
+        """Asked before each optimizer step, on every rank with the same numbers; None takes all."""
         backbone.layout()
 
     @property
@@ -175,42 +180,45 @@ class LanguageModel(LightningModule):
 
     # Training ---------------------------------------------------------------------------------------------------------
 
+    def forward(self, *arguments: Any, **options: Any) -> Tensor | LossSums:
+        """The decoder's."""
+        return cast(Tensor | LossSums, self.decoder(*arguments, **options))
+
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """One optimizer step over tokens and labels (A, M, T)."""
-        optimizer = cast(LightningOptimizer, self.optimizers())
+        """One optimizer step over tokens and labels (A, M, T), and documents and positions if these stand alone."""
+        stepping = stepping_for(self)
         tokens_AMT, labels_AMT = batch["tokens"], batch["labels"]
         scored = self.sum_over_ranks((labels_AMT != IGNORE).sum())
         weight = self.trainer.world_size / scored.clamp(min=1)
         learning_rate = self.optimizer_config.learning_rate_at(self.global_step, self.total_steps())
-        for group in optimizer.param_groups:
+        for group in cast(LightningOptimizer, self.optimizers()).param_groups:
             group["lr"] = learning_rate
 
-        optimizer.zero_grad()
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         last = len(tokens_AMT) - 1
         for micro, (tokens_MT, labels_MT) in enumerate(zip(tokens_AMT, labels_AMT, strict=True)):
-            sums = self.decoder(tokens_MT, labels_MT, z_loss=self.z_loss)
-            with self._gradients_stay_local(micro < last):
-                self.manual_backward(sums.total * weight)
+            index = index_of({name: part[micro] for name, part in batch.items()})
+            sums = stepping.forward(tokens_MT, labels_MT, index=index, z_loss=self.z_loss)
+            stepping.backward(sums.total * weight, last=micro == last)
             nll += sums.nll
-        gradient_norm = self._clip()
-        optimizer.step()
+        gradient_norm = stepping.clip(self.optimizer_config.clip_norm)
+        if self._is_taken(batch, nll, scored, gradient_norm):
+            stepping.take()
+        else:
+            stepping.pass_over()
         return {"step": Step(nll, scored, gradient_norm, learning_rate)}
+
+    def _is_taken(self, batch: Batch, nll: Tensor, scored: Tensor, gradient_norm: Tensor) -> bool:
+        if self.judge is None:
+            return True
+        nll_sum, norm_sum = self.sum_over_ranks(torch.stack((nll, gradient_norm.to(nll)))).tolist()
+        return self.judge(batch, nll_sum / max(1, int(scored)), norm_sum / self.trainer.world_size)
 
     def sum_over_ranks(self, value: Tensor) -> Tensor:
         """The sum of a tensor over all ranks; every rank must call it."""
         total = self.trainer.strategy.reduce(value, reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
-
-    def _gradients_stay_local(self, local: bool) -> AbstractContextManager[None]:
-        """Ranks exchange gradients once a step, with the last micro-batch."""
-        no_sync = getattr(self.trainer.strategy.model, "no_sync", None)
-        return no_sync() if local and no_sync is not None else nullcontext()
-
-    def _clip(self) -> Tensor:
-        limit = self.optimizer_config.clip_norm
-        return clip_grad_norm_(self.parameters(), float("inf") if limit is None else limit)
 
     # Evaluation -------------------------------------------------------------------------------------------------------
 
@@ -240,7 +248,7 @@ class LanguageModel(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The negative log-likelihood in nats of each label, (M, C) float32; zero where nothing is scored."""
-        logits_MCV = self.decoder(batch["tokens"])
+        logits_MCV = self.decoder(batch["tokens"], index=index_of(batch))
         assert isinstance(logits_MCV, Tensor)
         nll_MC = torch.nn.functional.cross_entropy(
             logits_MCV.float().flatten(0, 1), batch["labels"].flatten(), reduction="none", ignore_index=IGNORE
@@ -252,7 +260,7 @@ class LanguageModel(LightningModule):
         self.scores = [Perplexity().to(self.device) for _ in range(len(loaders))]
 
     def _score(self, batch: Batch, dataloader_idx: int) -> None:
-        sums = self.decoder(batch["tokens"], batch["labels"])
+        sums = self.decoder(batch["tokens"], batch["labels"], index=index_of(batch))
         assert isinstance(sums, LossSums)
         self.scores[dataloader_idx].update(sums.nll, sums.count)
 
@@ -306,7 +314,14 @@ class LanguageModel(LightningModule):
             UserError: naming the version, or the tensors and their sizes.
         """
         check_format(checkpoint.get("kvpath", {}))
-        check_shapes({name: tuple(value.shape) for name, value in self.state_dict().items()}, checkpoint["state_dict"])
+        if "state_dict" in checkpoint:  # else the strategy has checked and loaded the weights
+            ours = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+            check_shapes(ours, checkpoint["state_dict"])
+
+
+def index_of(batch: Batch) -> Index | None:
+    """Where the tokens of a batch stand; None if attention crosses documents, from the first token to the last."""
+    return Index(batch["positions"], documents=batch["documents"]) if "documents" in batch else None
 
 
 def check_shapes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, Tensor]) -> None:

@@ -69,8 +69,13 @@ class OptimizerConfig:
         """AdamW over all parameters of `module`, in its fused form where the device has one."""
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p in parameters if _dimensions(p) >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if _dimensions(p) < 2], "weight_decay": 0.0},
         ]
         fused = {parameter.device.type for parameter in parameters} <= {"cpu", "cuda"}
         return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=fused)
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    # With ZeRO-3 a rank holds a flat part of each, and its shape beside it.
+    return len(getattr(parameter, "ds_shape", parameter.shape))

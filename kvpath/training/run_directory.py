@@ -13,6 +13,10 @@ from typing import Any
 
 from kvpath.errors import UserError
 from kvpath.interop.exported import TOKENIZER, WEIGHTS, is_export
+from kvpath.training.deepspeed.directory import is_sharded
+from kvpath.training.say import rank_zero_say
+from kvpath.training.stored_config import Damaged, stored_step
+from kvpath.training.whole_files import remove_leftovers, write_whole
 from kvpath.version import __version__
 
 _PACKAGES = ("torch", "lightning", "deepspeed", "torchmetrics", "datasets", "tokenizers", "tensorboard", "numpy")
@@ -33,17 +37,24 @@ class RunDirectory:
         """TensorBoard's event files."""
         self.checkpoints = self.path / "checkpoints"
         self.last = self.checkpoints / "last.ckpt"
+        self.previous = self.checkpoints / "previous.ckpt"
+        """The one before `last`, for when that is damaged."""
+        self.events = self.path / "events.jsonl"
+        """What went wrong: steps that were not taken."""
+        self.bad_batches = self.path / "bad_batches"
         self.summary = self.path / "summary.json"
         self.tokenizer = self.path / TOKENIZER
 
     @property
     def holds_a_run(self) -> bool:
         """Whether a run was ever started here."""
-        return self.config.exists() or self.last.exists()
+        return self.config.exists() or self.last.exists() or self.previous.exists()
 
     def begin(self, config: str) -> None:
-        """Write the configuration and an entry for this attempt."""
+        """Write the configuration and an entry for this attempt, and take away what says that the run has ended."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.path, self.curves, self.bad_batches)
+        self.summary.unlink(missing_ok=True)
         write_whole(self.config, config)
         attempts = json.loads(self.env.read_text(encoding="utf-8")) if self.env.exists() else []
         write_whole(self.env, json.dumps([*attempts, environment()], indent=2) + "\n")
@@ -51,13 +62,6 @@ class RunDirectory:
     def finish(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
         write_whole(self.summary, json.dumps(summary, indent=2) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there in full or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def environment() -> dict[str, Any]:
@@ -98,7 +102,9 @@ def commit() -> str | None:
 
 
 def find_checkpoint(path: str | Path, field: str = "ckpt_path") -> Path:
-    """The checkpoint file that `path` names: itself, the `last` of a run directory, or the weights of an export.
+    """The checkpoint that `path` names: itself, the `last` of a run directory, or the weights of an export.
+
+    That of a ZeRO run is a directory.
 
     Args:
         path: A file or a directory.
@@ -108,14 +114,33 @@ def find_checkpoint(path: str | Path, field: str = "ckpt_path") -> Path:
         UserError: if there are no weights there; random ones are never used instead.
     """
     path = Path(path)
-    if path.is_file():
+    if path.is_file() or is_sharded(path):
         return path
     if not path.exists():
         raise UserError(f"{field} {path}: there is no such file or directory")
-    for candidate in (RunDirectory(path).last, path / "last.ckpt", path / WEIGHTS):
-        if candidate.is_file():
+    run = RunDirectory(path)
+    for candidate in (run.last, run.previous, path / "last.ckpt", path / WEIGHTS):
+        if candidate.is_file() or is_sharded(candidate):
             return candidate
     raise UserError(f"{field} {path}: no weights in this directory (expected checkpoints/last.ckpt or {WEIGHTS})")
+
+
+def newest_whole(run: RunDirectory) -> Path | None:
+    """The checkpoint that a run goes on from: its last, or with a line that says so the one before, if that is damaged.
+
+    Raises:
+        UserError: there is none that can be read.
+    """
+    if not run.last.exists():
+        return run.previous if run.previous.exists() else None
+    try:
+        stored_step(run.last)
+    except Damaged as damaged:
+        if not run.previous.exists():
+            raise
+        rank_zero_say(f"{damaged}; going back to the one before it, step {stored_step(run.previous):,}")
+        return run.previous
+    return run.last
 
 
 def run_of(checkpoint: Path) -> RunDirectory | None:

@@ -29,10 +29,13 @@ class TextSample(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sample, except in the sanity check before training."""
         tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
-        if trainer.sanity_checking or tokenizer is None or not trainer.is_global_zero:
+        together = getattr(trainer.strategy, "shards_weights", False)
+        if trainer.sanity_checking or tokenizer is None or not (trainer.is_global_zero or together):
             return
         assert isinstance(pl_module, LanguageModel)
         text = self.sample(pl_module, tokenizer)
+        if not trainer.is_global_zero:
+            return
         if self.path is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": trainer.global_step, "text": text}, ensure_ascii=False) + "\n")

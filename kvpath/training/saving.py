@@ -1,14 +1,15 @@
-"""Checkpoints: `last.ckpt`, always whole, and `best.ckpt`."""
+"""Checkpoints: `last.ckpt`, always whole, `previous.ckpt`, the one before it, and `best.ckpt`."""
 
-import errno
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from kvpath.errors import UserError
+from kvpath.errors import DISK_FAULTS, UserError
 from kvpath.training.cadence import Cadence, Clock
+from kvpath.training.whole_files import TEMPORARY, keep_as, put_in_place, remove, remove_leftovers, save_to_disk
 
 
 class Saving(Checkpoint):
@@ -22,7 +23,7 @@ class Saving(Checkpoint):
         """Where and how often.
 
         Args:
-            directory: Where `last.ckpt` and `best.ckpt` go.
+            directory: Where `last.ckpt`, `previous.ckpt` and `best.ckpt` go.
             every: As '500 steps', '100M tokens' or '30 minutes'.
             monitor: The metric whose smallest value is best.
         """
@@ -30,33 +31,49 @@ class Saving(Checkpoint):
         self.cadence = Cadence.parse(every, "every.save")
         self.monitor = monitor
         self.best: float | None = None
-        self._due = False
+        self.due = False
+        """Whether to save as soon as the validation of this step is over, if there is one."""
         self._saved_step = -1
+        self._last_is_whole = True
 
     @property
     def last(self) -> Path:
         """The checkpoint to resume from."""
         return self.directory / "last.ckpt"
 
+    @property
+    def previous(self) -> Path:
+        """The one before it."""
+        return self.directory / "previous.ckpt"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write without detours, unless the Trainer was given a way of its own to write checkpoints."""
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = _ToDisk()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        if trainer.is_global_zero:
+            remove_leftovers(self.directory)
         plan = getattr(getattr(trainer, "datamodule", None), "plan", None)
         self._clock = Clock(self.cadence, plan.tokens_per_step if plan is not None else 1)
         self._saved_step = trainer.global_step
+        # A run that goes on from the one before has a last that is damaged.
+        self._last_is_whole = str(trainer.ckpt_path) != str(self.previous)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Save if it is due, unless a validation of this step comes first."""
         due = self._clock.due(trainer.global_step)
-        self._due = trainer.strategy.broadcast(due) if self._clock.by_time else due
+        self.due |= trainer.strategy.broadcast(due) if self._clock.by_time else due
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """What was due after the last step is saved now, when its validation is over."""
-        self._save_if_due(trainer)
+        self.save_if_due(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the best."""
         value = trainer.callback_metrics.get(self.monitor)
-        if trainer.sanity_checking or trainer.state.fn != "fit" or value is None:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or value is None or not value.isfinite():
             return
         if self.best is None or value.item() < self.best:
             self.best = value.item()
@@ -64,13 +81,25 @@ class Saving(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run's last state is always saved."""
-        if trainer.global_step != self._saved_step:
-            self._save(trainer, self.last)
+        self.save_last(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A run that ends by the user's mistake, such as data that is used up, keeps what it has learnt."""
-        if isinstance(exception, UserError) and self._saved_step not in (-1, trainer.global_step):
+        """A run that ends between two steps by the user's mistake, such as data that is used up, keeps what it has."""
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        if isinstance(exception, UserError) and self._saved_step != -1 and batches.started == batches.completed:
+            self.save_last(trainer)
+
+    def save_if_due(self, trainer: Trainer) -> None:
+        """Save what was due after the last step, between two steps."""
+        if self.due:
+            self.save_last(trainer)
+
+    def save_last(self, trainer: Trainer) -> None:
+        """Write `last.ckpt`, unless it holds this step already; every rank must call it, between two steps."""
+        self.due = False
+        if trainer.global_step != self._saved_step:
             self._save(trainer, self.last)
+            self._saved_step, self._last_is_whole = trainer.global_step, True
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -87,25 +116,46 @@ class Saving(Checkpoint):
             if counts["started"] == counts["completed"]:
                 counts["ready"] = counts["completed"]
 
-    def _save_if_due(self, trainer: Trainer) -> None:
-        if self._due:
-            self._due = False
-            self._save(trainer, self.last)
-            self._saved_step = trainer.global_step
-
     def _save(self, trainer: Trainer, path: Path) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        temporary = path.with_suffix(TEMPORARY)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
             trainer.save_checkpoint(temporary, weights_only=False)
-            # Lightning moves the file here from TMPDIR: on another disk, a kill would leave half of it.
             if trainer.is_global_zero:
-                temporary.replace(path)
+                if path == self.last and self._last_is_whole and path.exists():
+                    keep_as(path, self.previous)
+                put_in_place(temporary, path)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in DISK_FAULTS:
                 raise
+            self._saved_step = -1  # nor can it be saved at the end
+            remove(temporary)
             raise UserError(
-                f"no space left for a checkpoint in {self.directory}; the one before it is still whole"
+                f"{DISK_FAULTS[error.errno]} for a checkpoint in {self.directory}; the one before it is still whole"
             ) from error
+
+
+def saving_of(trainer: Trainer, needed_by: str) -> Saving:
+    """The callback of a Trainer that saves.
+
+    Raises:
+        UserError: it has none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Saving):
+            return callback
+    raise UserError(f"{needed_by} needs Saving among the callbacks of the Trainer")
+
+
+class _ToDisk(TorchCheckpointIO):
+    """Writes where it is told to and down to the disk: Lightning copies to memory, to TMPDIR, and moves that."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        save_to_disk(checkpoint, path)

@@ -17,6 +17,10 @@ FORMAT_VERSION = 1
 """Version of checkpoints, exports and results."""
 
 
+class Damaged(UserError):
+    """A file that cannot be read, whatever wrote it."""
+
+
 def check_format(stored: Mapping[str, object], path: Path | None = None) -> None:
     """Refuse what this version cannot read.
 
@@ -39,15 +43,22 @@ def check_format(stored: Mapping[str, object], path: Path | None = None) -> None
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint file holds, its tensors mapped, or the weights of an export in the same form.
+    """What a checkpoint holds, its tensors mapped, or the weights of an export in the same form.
 
     Nothing in it is run.
 
     Raises:
-        UserError: if it is damaged, no checkpoint, or of another format.
+        Damaged: if it is damaged, or no checkpoint.
+        UserError: if it is of another format.
     """
     from kvpath.interop.exported import is_export, read_export  # which needs this file
+    from kvpath.training.deepspeed.directory import ShardedCheckpoint, is_sharded
 
+    if is_sharded(path):
+        sharded = ShardedCheckpoint.open(path)
+        stored = {**sharded.trainer_state, "state_dict": sharded.weights}
+        check_format(stored.get("kvpath") or {})
+        return stored
     if is_export(path):
         config, weights = read_export(path)
         return {
@@ -59,7 +70,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).split("\n")[0].split(". ")[0]
-        raise UserError(f"{path} is damaged, or no checkpoint of kvpath: {reason}") from error
+        raise Damaged(f"{path} is damaged, or no checkpoint of kvpath: {reason}") from error
     own = stored.get("kvpath") if isinstance(stored, dict) else None
     check_format(own if isinstance(own, dict) else {})
     return dict(stored)

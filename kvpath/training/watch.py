@@ -10,6 +10,7 @@
 | train/tokens_per_second | over all ranks, since the last line |
 | train/mfu | model FLOPs (no recomputation) over the peak of all devices, a fraction |
 | train/memory_gb | peak memory of this rank: the device's, or the process's resident set |
+| data/stream_hash | of all tokens trained on so far, in their order; 16 hexadecimal digits, in `metrics.jsonl` only |
 | train/loss_by_tokens | train/loss with tokens, not steps, on the axis (loggers with an axis) |
 | validation/loss, /perplexity, /bits_per_byte | of the held-out region |
 """
@@ -88,9 +89,13 @@ class Watch(Callback):
             "train/memory_gb": memory_gb(pl_module.device),
             **self._speed(step, trainer.world_size),
         }
+        stream_hash = getattr(getattr(trainer, "datamodule", None), "stream_hash", lambda: None)()
         self.shown = {"loss": loss, "tok/s": metrics.get("train/tokens_per_second", 0.0)}
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step)
+            if isinstance(logger, MetricsFile) and stream_hash is not None:
+                logger.log_metrics({**metrics, "data/stream_hash": stream_hash}, step)
+            else:
+                logger.log_metrics(metrics, step)
             if not isinstance(logger, MetricsFile | CSVLogger):  # whose lines are steps
                 logger.log_metrics({BY_TOKENS: loss}, step * self._tokens_per_step)
 

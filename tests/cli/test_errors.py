@@ -275,7 +275,8 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     error = refused(
         capsys, "fit", "--run", broken, "--ckpt_path", "last", "--data.budget.tokens=448", "--allow=[horizon]"
     )
-    assert f"no space left for a checkpoint in {broken / 'checkpoints'}; the one before it is still whole" in error
+    where = broken / "checkpoints"
+    assert f"no space left on the disk for a checkpoint in {where}; the one before it is still whole" in error
     assert last.read_bytes() == before
 
 
@@ -312,7 +313,7 @@ def small_disk(tmp_path: Path) -> Any:
 
 def test_a_disk_that_is_full(toy: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = refused(capsys, "fit", "-c", toy, "--run", small_disk / "run")
-    assert "no space left" in error
+    assert "no space left on the disk" in error
     assert not list(small_disk.rglob("*.ckpt"))
 
 

@@ -16,6 +16,9 @@ TRAIN = {
     f"train/{name}"
     for name in "loss perplexity learning_rate gradient_norm tokens tokens_per_second mfu memory_gb".split()
 }
+IN_THE_FILE = TRAIN | {"data/stream_hash"}
+"""What metrics.jsonl has of a step."""
+
 VALIDATION = {"validation/loss", "validation/perplexity", "validation/bits_per_byte"}
 
 
@@ -42,12 +45,15 @@ def test_metrics_have_the_documented_names(trained: Path) -> None:
     validation = [line for line in lines if "validation/loss" in line]
     assert [line["step"] for line in train] == list(range(1, STEPS + 1))
     assert [line["step"] for line in validation] == [3, 6]
-    assert all(line.keys() == {"step", *TRAIN} for line in train)
+    assert all(line.keys() == {"step", *IN_THE_FILE} for line in train)
     assert all(line.keys() == {"step", *VALIDATION} for line in validation)
     assert documented is not None
-    assert all(f"| {name} |" in documented for name in TRAIN)
+    assert all(f"| {name} |" in documented for name in IN_THE_FILE)
     assert [line["train/tokens"] for line in train] == [step * TOKENS_PER_STEP for step in range(1, STEPS + 1)]
     assert train[-1]["train/loss"] < train[0]["train/loss"]
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["stream_hash"] == train[-1]["data/stream_hash"] != train[0]["data/stream_hash"]
+    assert len(summary["stream_hash"]) == 16
 
 
 def test_metrics_are_the_same_for_another_strategy(toy: Path, tmp_path: Path) -> None:
@@ -59,7 +65,7 @@ def test_metrics_are_the_same_for_another_strategy(toy: Path, tmp_path: Path) ->
     assert kvpath("fit", "-c", toy, "-c", attention, "--run", tmp_path / "run", "--trainer.max_steps", "3") == 0
     assert {name for line in metrics_of(tmp_path / "run", without=set()) for name in line} == {
         "step",
-        *TRAIN,
+        *IN_THE_FILE,
         *VALIDATION,
     }
 
@@ -83,6 +89,8 @@ def test_tensorboard_has_one_line_a_run(trained: Path) -> None:
     hyper_parameters = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     for name in (b"model.backbone.d_model", b"model.optimizer.learning_rate", b"data.seq_len"):
         assert name in hyper_parameters
+    for name in (b"ckpt_path", b"weights_only", b"data.start_tokens"):
+        assert name not in hyper_parameters
 
 
 def test_a_sample_stands_beside_each_validation(trained: Path) -> None:

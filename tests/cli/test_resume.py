@@ -159,6 +159,22 @@ def test_a_changed_run_is_refused_by_name_and_allowed_by_name(
     assert f"changed since the run began: {key}: " in capsys.readouterr().err
 
 
+def test_fields_that_a_run_did_not_know_yet_had_their_defaults(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    for key in ("lanes", "packing", "document_masking", "shuffle_block"):
+        del values["data"][key]
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    capsys.readouterr()
+    assert kvpath("fit", "--run", run, "--ckpt_path", "last") == 0
+    assert "changed since" not in capsys.readouterr().err
+    assert kvpath("fit", "--run", run, "--ckpt_path", "last", "--data.document_masking", "true") == 2
+    assert "data.document_masking was False and is now True" in capsys.readouterr().err
+
+
 def test_harmless_changes_are_listed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)

@@ -44,14 +44,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that a series starts, none of which is run: each succeeds and reaches its last step."""
     started: list[list[str]] = []
 
-    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
-        assert command[:3] == [sys.executable, "-m", "kvpath"]
-        assert not check
-        started.append(command[3:])
+    def run(command: list[str]) -> int:
+        started.append(command)
         finish(next(Path(flag.removeprefix("--run=")) for flag in command if flag.startswith("--run=")))
-        return subprocess.CompletedProcess(command, 0)
+        return 0
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module, "_run", run)
     return started
 
 
@@ -100,13 +98,14 @@ def test_done_is_the_last_step_of_the_budget(tmp_path: Path) -> None:
 def test_a_stage_that_fails_ends_the_series_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, passed_on: int
 ) -> None:
-    started = []
+    started: list[list[str]] = []
 
-    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
-        started.append(command)
-        return subprocess.CompletedProcess(command, code)
+    class Ended(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str]) -> None:
+            started.append(command)
+            super().__init__(["sh", "-c", f"exit {code}" if code >= 0 else f"kill {code} $$"])
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module.subprocess, "Popen", Ended)
     assert series(["run", str(write_series(tmp_path))]) == passed_on
     assert len(started) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'study' / 'short'}: ended with exit code {passed_on}\n"
@@ -117,12 +116,12 @@ def test_no_stage_starts_from_one_that_was_cut_short(
 ) -> None:
     started = []
 
-    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str]) -> int:
         started.append(command)
         finish(tmp_path / "study" / "short", step=3)  # as max_time may end it
-        return subprocess.CompletedProcess(command, 0)
+        return 0
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module, "_run", run)
     assert series(["run", str(write_series(tmp_path))]) == 75
     assert len(started) == 1
     assert "short: ended before the last step of its budget" in capsys.readouterr().err

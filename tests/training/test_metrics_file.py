@@ -40,3 +40,9 @@ def test_final_metrics_are_the_last_of_each_name(tmp_path: Path) -> None:
     assert final_metrics(path) == {}
     path.write_text('{"step": 1, "a": 1, "b": 5}\n{"step": 2, "a": 2, "c": null, "not_finite": ["c"]}\n')
     assert final_metrics(path) == {"a": 2, "b": 5}
+
+
+def test_text_is_written_and_is_no_metric(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / "metrics.jsonl").log_metrics({"a": 1.0, "hash": "00ff"}, step=3)
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "a": 1.0, "hash": "00ff"}]
+    assert final_metrics(tmp_path / "metrics.jsonl") == {"a": 1.0}
