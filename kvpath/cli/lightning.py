@@ -173,11 +173,12 @@ class KVPathCLI(LightningCLI):
                 f"trainer.strategy={strategy} would not divide the loss as one process does: -c hardware/zero2"
             )
         if str(getattr(strategy, "class_path", "")).endswith(".ZeRO"):
-            from kvpath.training.deepspeed.strategy import check_fields
+            from kvpath.training.deepspeed.mistakes import check_fields
 
             given = strategy.init_args
-            names = ("stage", "offload_parameters", "bucket_elements", "timeout_minutes")
-            check_fields(*(given[name] for name in names), given.config or {})
+            check_fields(
+                given.stage, given.offload_parameters, given.bucket_elements, given.timeout_minutes, given.config or {}
+            )
 
     def _settle_logger(self) -> None:
         """A logger's `{run}` stands for the run directory."""

@@ -1,5 +1,6 @@
 """Processes that read ahead, and what is said when one of them dies."""
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,7 @@ def read_ahead(
         sampler=sampler,
         num_workers=num_workers,
         prefetch_factor=prefetch if num_workers else None,
+        worker_init_fn=_tokenise_alone,
         pin_memory=torch.cuda.is_available(),
         # of its own: otherwise each iteration would draw from the global random state
         generator=torch.Generator(),
@@ -42,6 +44,11 @@ def read_ahead(
             yield batch
     except RuntimeError as error:
         raise dead_worker(error) or error from error.__cause__
+
+
+def _tokenise_alone(worker: int) -> None:
+    """A forked process has none of the threads that its parent's tokenizer started, and would wait for them for ever."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def dead_worker(error: RuntimeError) -> UserError | None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from torch.utils.data import Dataset
@@ -53,3 +55,30 @@ def test_other_faults_stay_as_they_are() -> None:
 )
 def test_what_torch_says(said: str, ending: str) -> None:
     assert ending in str(dead_worker(RuntimeError(said)))
+
+
+FORKED = """
+import tokenizers
+from tokenizers import models, pre_tokenizers
+from torch.utils.data import Dataset
+from kvpath.data.workers import read_ahead
+
+inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+inner.pre_tokenizer = pre_tokenizers.Whitespace()
+TEXTS = ["a b a"] * 64
+
+
+class Tokenises(Dataset):
+    def __getitem__(self, number):
+        return [encoding.ids for encoding in inner.encode_batch_fast(TEXTS)]
+
+
+if __name__ == "__main__":
+    inner.encode_batch_fast(TEXTS)
+    assert list(read_ahead(Tokenises(), 2, sampler=range(4))) == [[[0, 1, 0]] * 64] * 4
+"""
+
+
+def test_workers_do_not_wait_for_threads_of_the_tokenizer_that_a_fork_leaves_behind() -> None:
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", FORKED], env=environment, check=True, timeout=120)

@@ -14,7 +14,7 @@ import torch
 
 from kvpath.errors import UserError
 from kvpath.inference.load import load
-from kvpath.training.deepspeed import strategy as zero
+from kvpath.training.deepspeed import mistakes, strategy
 from kvpath.training.deepspeed.directory import ShardedCheckpoint, Sharding, is_sharded, refuse_other_sharding
 from kvpath.training.stored_config import Damaged, read_checkpoint
 from tests.cases import SHIPPED
@@ -35,12 +35,12 @@ EQUAL = [
     Plan("concat-some", "zero3", tied=True),
 ]
 EVERY = [
-    Plan(case.name, strategy, tied)
+    Plan(case.name, kind, tied)
     for case in SHIPPED
     for tied in (False, True)
-    for strategy in ("ddp", "zero1", "zero2", "zero3")
+    for kind in ("ddp", "zero1", "zero2", "zero3")
 ]
-BACK = [Plan("gqa-some", strategy, what="back") for strategy in ("ddp", "zero2", "zero3")]
+BACK = [Plan("gqa-some", kind, what="back") for kind in ("ddp", "zero2", "zero3")]
 RESUMED = [Plan("gqa-some", "zero2", tied=True, what="resume"), Plan("concat-some", "zero3", what="resume")]
 OTHERS_RESUMED = [
     Plan("concat-some", "zero1", what="resume"),
@@ -211,15 +211,15 @@ def test_a_directory_is_exported_and_loaded(directory: Path, tmp_path: Path) -> 
 
 
 def test_without_deepspeed_a_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zero, "find_spec", lambda _: None)
+    monkeypatch.setattr(mistakes, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'kvpath\[deepspeed\]'"):
-        zero.ZeRO()
+        strategy.ZeRO()
 
 
 def test_the_command_line_says_so_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(zero, "find_spec", lambda _: None)
+    monkeypatch.setattr(mistakes, "find_spec", lambda _: None)
     config = write_config(tmp_path)
     assert kvpath("fit", "-c", "hardware/zero2", "-c", config, "--run", tmp_path / "run") == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
@@ -230,19 +230,19 @@ def test_the_command_line_says_so_too(
 
 def test_every_wrong_field_is_named() -> None:
     with pytest.raises(UserError) as caught:
-        zero.ZeRO(stage=4, offload_parameters=True, bucket_elements=0, timeout_minutes=0, config={"optimizer": {}})
+        strategy.ZeRO(stage=4, offload_parameters=True, bucket_elements=0, timeout_minutes=0, config={"optimizer": {}})
     for field in ("stage must be", "offload_parameters", "bucket_elements", "timeout_minutes", "config must not"):
         assert field in str(caught.value)
 
 
 def test_an_optimizer_that_needs_whole_matrices_is_refused() -> None:
     weight = torch.nn.Parameter(torch.zeros(2, 2))
-    zero.check_can_be_sharded(torch.optim.AdamW([weight]), 3)
+    mistakes.check_can_be_sharded(torch.optim.AdamW([weight]), 3)
     with pytest.raises(UserError, match="Adafactor cannot be sharded by ZeRO stage 2"):
-        zero.check_can_be_sharded(torch.optim.Adafactor([weight]), 2)
+        mistakes.check_can_be_sharded(torch.optim.Adafactor([weight]), 2)
 
 
 def test_more_of_deepspeeds_configuration_goes_over_ours() -> None:
     under = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "x": 1}
     over = {"zero_optimization": {"overlap_comm": False}, "y": 2}
-    assert zero.merged(under, over) == {"zero_optimization": {"stage": 2, "overlap_comm": False}, "x": 1, "y": 2}
+    assert strategy.merged(under, over) == {"zero_optimization": {"stage": 2, "overlap_comm": False}, "x": 1, "y": 2}

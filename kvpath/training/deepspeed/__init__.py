@@ -3,5 +3,6 @@
 - `strategy`: the Trainer's strategy;
 - `stepping`: one optimizer step through DeepSpeed's engine;
 - `files`: how the engine writes and reads the files of a checkpoint, as plain values;
+- `mistakes`: what is refused;
 - `directory`: reads such a checkpoint, on any number of ranks, without DeepSpeed.
 """

@@ -1,42 +1,25 @@
 """The Trainer's strategy for DeepSpeed's ZeRO, on GPUs, and on CPU processes for trials and tests."""
 
+import atexit
 import errno
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.strategies.deepspeed import DeepSpeedStrategy
 from torch.nn import Module
-from torch.optim import Optimizer
 
 from kvpath.errors import UserError
 from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, refuse_other_sharding
+from kvpath.training.deepspeed.mistakes import check_can_be_sharded, check_fields
 from kvpath.training.deepspeed.stepping import EngineStepping
 from kvpath.training.module import check_shapes
 from kvpath.training.whole_files import remove, write_whole
-
-ELEMENTWISE = (
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "SGD",
-    "RMSprop",
-    "Adagrad",
-    "FusedAdam",
-    "DeepSpeedCPUAdam",
-)
-"""Optimizers whose update of an element needs that element alone: a rank may hold any slice of the parameters."""
-
-_OURS = ("gradient_clipping", "gradient_accumulation_steps", "train_batch_size", "optimizer", "scheduler")
-"""What is settled by the model's and the data's configuration."""
 
 
 class ZeRO(DeepSpeedStrategy):
@@ -114,6 +97,7 @@ class ZeRO(DeepSpeedStrategy):
                 f"trainer.accelerator is {kind}, but DeepSpeed has chosen {get_accelerator().device_name()}:"
                 f" set DS_ACCELERATOR={kind} in the environment"
             )
+        atexit.register(_leave_the_others)
         if kind != "cpu":
             super().setup_environment()
             return
@@ -200,39 +184,6 @@ class ZeRO(DeepSpeedStrategy):
         return optimizer, scheduler
 
 
-def check_fields(
-    stage: int, offload_parameters: bool, bucket_elements: int, timeout_minutes: float, config: Mapping[str, Any]
-) -> None:
-    """Refuse what `ZeRO` cannot be made of.
-
-    Raises:
-        UserError: naming the field and the value, or how to install DeepSpeed.
-    """
-    problems = [
-        f"stage must be 1, 2 or 3, got {stage}" * (stage not in (1, 2, 3)),
-        f"offload_parameters needs stage 3, got stage {stage}" * (offload_parameters and stage != 3),
-        f"bucket_elements must be positive, got {bucket_elements}" * (bucket_elements < 1),
-        f"timeout_minutes must be positive, got {timeout_minutes}" * (not timeout_minutes > 0),
-        *(f"config must not hold {key}: model.optimizer and data.budget settle it" for key in _OURS if key in config),
-    ]
-    UserError.raise_all(f"trainer.strategy ZeRO: {problem}" for problem in problems if problem)
-    if find_spec("deepspeed") is None:
-        raise UserError("trainer.strategy ZeRO: DeepSpeed is not installed: pip install 'kvpath[deepspeed]'")
-
-
-def check_can_be_sharded(optimizer: Optimizer, stage: int) -> None:
-    """Refuse an optimizer that needs whole matrices.
-
-    Raises:
-        UserError: naming it.
-    """
-    if type(optimizer).__name__ not in ELEMENTWISE:
-        raise UserError(
-            f"the optimizer {type(optimizer).__name__} cannot be sharded by ZeRO stage {stage}: a rank updates a slice"
-            f" of the flattened parameters, as {', '.join(ELEMENTWISE[:2])} or {ELEMENTWISE[5]} can"
-        )
-
-
 def shapes_of(module: Module) -> dict[str, tuple[int, ...]]:
     """The shape of every weight, tied ones too, whatever part of it this rank has."""
     named = module.named_parameters(remove_duplicate=False)
@@ -265,6 +216,12 @@ def _log_to_standard_error() -> None:
     for handler in logging.getLogger("DeepSpeed").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
+
+
+def _leave_the_others() -> None:
+    """A process that ends with its connections open may wait for their threads."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _use_gloo_alone() -> None:
