@@ -47,7 +47,7 @@ def read_ahead(
 
 
 def _tokenise_alone(worker: int) -> None:
-    """A forked process has none of the threads that its parent's tokenizer started, and would wait for them for ever."""
+    """A forked process has none of the threads that the tokenizer of its parent started, and would wait for ever."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

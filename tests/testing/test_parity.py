@@ -52,7 +52,8 @@ def test_rounding_and_tracing_of_all(toy: Toy) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("toy", FIRST, ids=str)
 def test_compiled(toy: Toy) -> None:
-    check_parity([toy], [Route("compiled", decoding)])
+    # The compiler rounds float32 cosines, which rebuilt keys are rotated by, in its own way.
+    check_parity([toy], [Route("compiled", decoding, 1e-6)])
 
 
 def test_all_that_is_shipped_is_found() -> None:
