@@ -121,7 +121,7 @@ def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     assert first_not_finite("blocks.1.norm.weight") == "blocks.1.norm.weight"
     assert first_not_finite("embedding.weight") == "embedding.weight"
     model = toy()
-    model.blocks[0].mlp.register_forward_hook(lambda module, read, output: output * math.inf)
+    model.get_submodule("blocks.0.mlp").register_forward_hook(lambda module, read, output: output * math.inf)
     assert inspect_batch(model, TOKENS, LABELS).first_not_finite == "output of blocks.0.mlp"
     model = toy()
     next(model.blocks[1].parameters()).register_hook(lambda gradient: gradient * math.nan)
