@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_ahead(
         sampler=sampler,
         num_workers=num_workers,
         prefetch_factor=prefetch if num_workers else None,
-        worker_init_fn=_tokenise_alone,
+        worker_init_fn=_begin,
         pin_memory=torch.cuda.is_available(),
         # of its own: otherwise each iteration would draw from the global random state
         generator=torch.Generator(),
@@ -46,9 +47,12 @@ def read_ahead(
         raise dead_worker(error) or error from error.__cause__
 
 
-def _tokenise_alone(worker: int) -> None:
-    """A forked process has none of the threads that the tokenizer of its parent started, and would wait for ever."""
+def _begin(worker: int) -> None:
+    """What a process that reads ahead must not have from the one that forked it, or share with it."""
+    # The tokenizer's threads stayed behind, and would be waited for for ever.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # A scheduler tells all processes to end: this one does when the run has saved, and is gone.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def dead_worker(error: RuntimeError) -> UserError | None:

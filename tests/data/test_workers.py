@@ -36,6 +36,16 @@ def test_a_killed_worker_is_one_line() -> None:
     assert "\n" not in str(said)
 
 
+class ToldToEnd(Dataset[int]):
+    def __getitem__(self, number: int) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return number
+
+
+def test_workers_leave_it_to_the_run_to_end() -> None:
+    assert list(read_ahead(ToldToEnd(), 2, sampler=range(6))) == list(range(6))
+
+
 def test_other_faults_stay_as_they_are() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         list(read_ahead(Breaks(), 0, sampler=range(1)))
