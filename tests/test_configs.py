@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from kvpath import pieces
+from kvpath.analysis.matching import resolve_widths
 from kvpath.config import backbone_from, data_from
 from kvpath.model import Decoder
 from tests.runs import kvpath, metrics_of, write_config, write_corpus
@@ -108,7 +109,7 @@ def test_a_combination_loads_from_its_print_and_builds(
     (tmp_path / "printed.yaml").write_text(text, encoding="utf-8")
     assert printed(capsys, tmp_path / "printed.yaml") == text
     with torch.device("meta"):
-        Decoder(backbone_from(values["model"]["backbone"]))
+        Decoder(resolve_widths(backbone_from(values["model"]["backbone"])))
     assert data_from(values["data"]).budget.plan(values["data"]["seq_len"], world_size=1).steps > 0
 
 
