@@ -51,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the sections; gives the exit code."""
     from kvpath.analysis.machine import QUIET, busy_cores
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     args = parse(argv)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     result: Result = {"cores": n_cores(), "busy_cores": [], "sections": {}}
     try:
         for name in args.sections or SECTIONS:

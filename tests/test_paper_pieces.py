@@ -92,4 +92,5 @@ def test_a_piece_says_what_it_is_and_explains_each_field(name: str) -> None:
 
 def test_every_attention_and_ablation_piece_is_counted() -> None:
     counted = {*(f"attention/{name}" for name in MAIN), *(f"ablation/{name}" for name in ABLATIONS)}
+    counted |= {f"attention/1b/{name}" for name in BILLION}
     assert counted == {name for name in OURS if not name.startswith("model/")}

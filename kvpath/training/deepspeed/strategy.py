@@ -163,10 +163,10 @@ class ZeRO(DeepSpeedStrategy):
             raise OSError(worst, os.strerror(worst), str(path)) from fault
 
     def _setup_model_and_optimizer(self, model: Module, *arguments: Any) -> Any:
-        from kvpath.training.deepspeed.files import PlainFiles
+        from kvpath.training.deepspeed.files import plain_files
 
         engine, optimizer = super()._setup_model_and_optimizer(model, *arguments)
-        engine.checkpoint_engine = PlainFiles(engine.optimizer)
+        engine.checkpoint_engine = plain_files(engine.optimizer)
         engine._copy_recovery_script = lambda _: None  # `kvpath export` does what it would do
         return engine, optimizer
 
