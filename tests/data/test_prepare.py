@@ -20,7 +20,8 @@ import pytest
 from kvpath.data.corpus import build_corpus
 from kvpath.data.prepare.estimate import estimate
 from kvpath.data.prepare.run import Job, _no_room_said, plan_shards, prepare
-from kvpath.data.prepare.worker import PartMaker, Progress, _RegionWriter
+from kvpath.data.prepare.worker import PartMaker, Progress
+from kvpath.data.prepare.writer import RegionWriter
 from kvpath.data.regions import Region, Split
 from kvpath.data.shards import ShardFolder, ShardPlan
 from kvpath.data.sources import Files, Prepared, Source
@@ -250,15 +251,15 @@ def maker(source: Source, tokenizer: Tokenizer, directory: Path) -> PartMaker:
 def test_a_full_disk_leaves_nothing_half_made(
     many: Files, toy: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, left = _RegionWriter.add, [4]
+    add, left = RegionWriter.add, [4]
 
-    def until_full(self: _RegionWriter, *arguments: object) -> int:
+    def until_full(self: RegionWriter, *arguments: object) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         return add(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_RegionWriter, "add", until_full)
+    monkeypatch.setattr(RegionWriter, "add", until_full)
     with (
         pytest.raises(UserError, match="cannot write to /x: No space left on device; make room, and"),
         _no_room_said(Path("/x"), None),

@@ -27,10 +27,8 @@ CHECKOUT = Path(__file__).parent.parent.parent
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 EQUAL = [
-    Plan("gqa-some", "ddp"),
     Plan("gqa-some", "zero1"),
     Plan("gqa-some", "zero3", activation_checkpointing=True),
-    Plan("gqa-some", "zero2+offload"),
     Plan("concat-some", "zero2", tied=True),
     Plan("concat-some", "zero3", tied=True),
 ]
@@ -40,7 +38,8 @@ EVERY = [
     for tied in (False, True)
     for kind in ("ddp", "zero1", "zero2", "zero3")
 ]
-BACK = [Plan("gqa-some", kind, what="back") for kind in ("ddp", "zero2", "zero3")]
+EVERY += [Plan("gqa-some", "zero2+offload"), Plan("gqa-some", "zero3+offload")]
+BACK = [Plan("gqa-some", kind, what="back") for kind in ("zero2", "zero3")]
 RESUMED = [Plan("gqa-some", "zero2", tied=True, what="resume"), Plan("concat-some", "zero3", what="resume")]
 OTHERS_RESUMED = [
     Plan("concat-some", "zero1", what="resume"),
@@ -108,12 +107,12 @@ def test_ranks_train_as_one_does_with_every_attention(corpus: Path, tmp_path: Pa
 
 
 @needs_deepspeed
-def test_a_spike_goes_back_to_a_checkpoint_as_without_zero(reports: dict[str, Any], out: Path) -> None:
-    ddp, *others = BACK
-    assert '"back"' in (out / str(ddp) / "events.jsonl").read_text()
-    for plan in others:
-        for name in ("losses", "gradient_norms", "validation"):
-            assert reports[str(plan)][name] == pytest.approx(reports[str(ddp)][name], rel=1e-5), name
+@pytest.mark.parametrize("plan", BACK, ids=str)
+def test_a_spike_goes_back_to_a_checkpoint_as_on_one(
+    plan: Plan, reports: dict[str, Any], out: Path, corpus: Path, tmp_path: Path
+) -> None:
+    assert '"back"' in (out / str(plan) / "events.jsonl").read_text()
+    assert_as_on_one(plan, reports[str(plan)], corpus, tmp_path)
 
 
 def assert_same_as_unbroken(report: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import faulthandler
 import json
 import sys
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def run(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed calls what torch is about to rename
     corpus, out = Path(sys.argv[1]), Path(sys.argv[2])
     reports = {}
     for plan in [Plan(**values) for values in json.loads((out / "plans.json").read_text())]:

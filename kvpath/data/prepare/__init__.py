@@ -2,6 +2,7 @@
 
 run         what is missing, dealt to worker processes; the manifest
 worker      one part of a source, tokenised into whole shards
+writer      the files of a shard while it is written
 watch       progress, rate and time left
 estimate    what it would give, by a sample
 """

@@ -5,13 +5,11 @@ Documents come in the order of the part. A shard ends with the first batch of do
 shard, and where an attempt before it was killed, changes no byte of it.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
 import signal
 import threading
-import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -22,12 +20,12 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvpath.data.cache import sync_directory, write_atomically
+from kvpath.data.cache import write_atomically
 from kvpath.data.corpus import in_batches, text_of
-from kvpath.data.regions import Region, Split
-from kvpath.data.shards import KINDS, SHARDS, Shard, ShardPlan, ShardRegion, files_of, read_json, shard_name
+from kvpath.data.prepare.writer import Batch, ShardWriter
+from kvpath.data.regions import Split
+from kvpath.data.shards import SHARDS, Shard, ShardPlan, files_of, read_json, shard_name
 from kvpath.data.sources import Part, Source
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
@@ -155,7 +153,7 @@ class PartMaker:
     def run(self) -> None:
         """Go through the part from its front; what is there is passed over, not tokenised again."""
         documents = training_tokens = 0  # of the shards before
-        batches: Iterator[_Batch] | None = None
+        batches: Iterator[Batch] | None = None
         for number in count():
             shard = found_shard(self._directory, self._plan, self._number, number)
             if shard is not None:
@@ -169,10 +167,10 @@ class PartMaker:
                 break
         self._progress.fractions[self._number] = 1.0
 
-    def _make(self, number: int, batches: Iterator["_Batch"], training_tokens: int) -> Shard:
+    def _make(self, number: int, batches: Iterator[Batch], training_tokens: int) -> Shard:
         """One shard: its files, and then its record. The part has given so many training tokens before."""
         room = None if self._share is None else self._share - training_tokens
-        writer = _ShardWriter(self._directory, shard_name(self._number, number), self._plan)
+        writer = ShardWriter(self._directory, shard_name(self._number, number), self._plan)
         try:
             last, skipped = True, None
             for whole in batches:
@@ -202,7 +200,7 @@ class PartMaker:
             raise Stopped
         self._progress.fractions[self._number] = float("nan") if fraction is None else fraction
 
-    def _batches(self, documents: Iterator[tuple[int, str]]) -> Iterator["_Batch"]:
+    def _batches(self, documents: Iterator[tuple[int, str]]) -> Iterator[Batch]:
         """Tokenised; while one batch is written, the next is read and tokenised by a thread."""
         with ThreadPoolExecutor(1) as ahead:
             texts = in_batches(documents, text_of)
@@ -211,111 +209,11 @@ class PartMaker:
                 waiting = ahead.submit(self._next, texts)
                 yield batch
 
-    def _next(self, texts: Iterator[list[tuple[int, str]]]) -> "_Batch | None":
+    def _next(self, texts: Iterator[list[tuple[int, str]]]) -> Batch | None:
         numbered = next(texts, None)
         if numbered is None:
             return None
         tokens, lengths = self._tokenizer.encode_joined([text for _, text in numbered])
         regions = np.array([self._split.region(number) for number, _ in numbered])
         sizes = np.array([len(text.encode()) for _, text in numbered], dtype=np.int64)
-        return _Batch(tokens, lengths, sizes, regions, self._part.skipped, self._part.fraction)
-
-
-@dataclass
-class _Batch:
-    """Documents in a row: their tokens, and of each the number of tokens, the bytes of text and the region.
-
-    And how much of the part had been read by then, and how many documents of it skipped.
-    """
-
-    tokens: NDArray[np.uint32]
-    lengths: NDArray[np.int64]
-    bytes: NDArray[np.int64]
-    regions: NDArray[np.str_]
-    skipped: int
-    fraction: float | None
-
-    def of(self, region: Region) -> NDArray[np.bool_]:
-        """Which documents are of a region."""
-        return np.asarray(self.regions == region)
-
-    def cut(self, room: int | None) -> "_Batch":
-        """The documents at the front up to the one by which so many training tokens are reached."""
-        if room is None:
-            return self
-        reached = np.cumsum(np.where(self.of("train"), self.lengths, 0)) >= room
-        n = int(reached.argmax()) + 1 if reached.any() else len(self.lengths)
-        tokens = self.tokens[: self.lengths[:n].sum()]
-        return _Batch(tokens, self.lengths[:n], self.bytes[:n], self.regions[:n], self.skipped, self.fraction)
-
-
-class _ShardWriter:
-    """The files of one shard, under other names until they are whole."""
-
-    def __init__(self, directory: Path, name: str, plan: ShardPlan) -> None:
-        unique = uuid.uuid4().hex
-        self.text_bytes = 0
-        self._files = {
-            region: _RegionWriter(
-                {kind: directory / region / f"{name}.{kind}" for kind in KINDS}, plan.dtype, f".{unique}.part"
-            )
-            for region in plan.regions
-        }
-
-    def add(self, batch: _Batch) -> int:
-        """Write a batch, and give the bytes written."""
-        self.text_bytes += int(batch.bytes.sum())
-        written = 0
-        for region, writer in self._files.items():
-            own = batch.of(region)
-            # held-out documents are few, and most often a batch is nearly all of one region
-            tokens = batch.tokens if own.all() else batch.tokens[np.repeat(own, batch.lengths)]
-            written += writer.add(tokens, batch.lengths[own], int(batch.bytes[own].sum()))
-        return written
-
-    def finish(self) -> dict[Region, ShardRegion]:
-        """Give the files their names."""
-        return {region: writer.finish() for region, writer in self._files.items()}
-
-    def discard(self) -> None:
-        """Remove what has no name yet."""
-        for writer in self._files.values():
-            writer.discard()
-
-
-class _RegionWriter:
-    def __init__(self, paths: dict[str, Path], dtype: str, suffix: str) -> None:
-        self._paths, self._dtype = paths, dtype
-        self._temporary = {kind: path.with_name(path.name + suffix) for kind, path in paths.items()}
-        self._files = {kind: path.open("wb") for kind, path in self._temporary.items()}
-        self._sha256 = {kind: hashlib.sha256() for kind in paths}
-        self._documents = self._tokens = self._bytes = 0
-        self._write("offsets", np.zeros(1, dtype=np.uint64))
-
-    def add(self, tokens: NDArray[np.uint32], lengths: NDArray[np.int64], n_bytes: int) -> int:
-        offsets = self._tokens + np.cumsum(lengths)
-        self._documents += len(lengths)
-        self._tokens += len(tokens)
-        self._bytes += n_bytes
-        return self._write("tokens", tokens.astype(self._dtype)) + self._write("offsets", offsets.astype(np.uint64))
-
-    def _write(self, kind: str, numbers: NDArray[np.integer]) -> int:
-        content = numbers.tobytes()
-        self._files[kind].write(content)
-        self._sha256[kind].update(content)
-        return len(content)
-
-    def finish(self) -> ShardRegion:
-        for kind, file in self._files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            os.replace(self._temporary[kind], self._paths[kind])
-        sync_directory(self._paths["tokens"].parent)
-        checksums = {kind: checksum.hexdigest() for kind, checksum in self._sha256.items()}
-        return ShardRegion(self._documents, self._tokens, self._bytes, checksums)
-
-    def discard(self) -> None:
-        for kind, file in self._files.items():
-            file.close()
-            self._temporary[kind].unlink(missing_ok=True)
+        return Batch(tokens, lengths, sizes, regions, self._part.skipped, self._part.fraction)
