@@ -27,7 +27,8 @@ def prepare_command(argv: list[str]) -> int:
         raise UserError("kvpath prepare needs --output DIRECTORY, or --dry-run")
     if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers must be at least 1, got {args.workers}")
-    from kvpath.data.prepare.run import Job, plan_shards, prepare
+    from kvpath.data.prepare.job import Job
+    from kvpath.data.prepare.run import plan_shards, prepare
 
     job = Job.parse(args.job) if args.job else None
     data = _data(args.config, overrides)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import pytest
 
 from kvpath.data.corpus import build_corpus
 from kvpath.data.prepare.estimate import estimate
-from kvpath.data.prepare.run import Job, _no_room_said, plan_shards, prepare
+from kvpath.data.prepare.job import Job
+from kvpath.data.prepare.run import _no_room_said, plan_shards, prepare
 from kvpath.data.prepare.worker import PartMaker, Progress
 from kvpath.data.prepare.writer import RegionWriter
 from kvpath.data.regions import Region, Split
@@ -75,7 +77,7 @@ def made(many: Files, toy: Tokenizer, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    files = (path for path in directory.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
@@ -137,11 +139,7 @@ def test_killed_and_gone_on_with_it_is_the_same_bytes(
     when: str, many: Files, toy: Tokenizer, made: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "shards"
-    toy.save(tmp_path / "tokenizer.json")
-    script = SCRIPT.format(holdout=HOLDOUT, shard_bytes=SHARD_BYTES)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [sys.executable, "-c", script, many.files[0], str(tmp_path / "tokenizer.json"), str(directory)]
-    process = subprocess.Popen(arguments, env=environment, start_new_session=True)
+    process = _begun(many, toy, directory, tmp_path)
     while process.poll() is None and not KILLS[when](directory):
         time.sleep(0.0005)
     os.kill(process.pid, signal.SIGKILL)  # its workers find out for themselves
@@ -149,6 +147,35 @@ def test_killed_and_gone_on_with_it_is_the_same_bytes(
     prepare(many, toy, plan_of(many, toy), directory, workers=1)
     _wait_for_the_end_of(process.pid)
     assert content(directory) == content(made)
+
+
+def test_workers_that_a_killed_process_left_are_waited_for(
+    many: Files, toy: Tokenizer, made: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "shards"
+    process = _begun(many, toy, directory, tmp_path)
+    while process.poll() is None and not KILLS["while the first shards are written"](directory):
+        time.sleep(0.0005)
+    os.killpg(process.pid, signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(prepare, many, toy, plan_of(many, toy), directory, 1)
+        with pytest.raises(TimeoutError):
+            again.result(timeout=4)
+        os.killpg(process.pid, signal.SIGCONT)
+        assert again.result() is not None
+    _wait_for_the_end_of(process.pid)
+    assert content(directory) == content(made)
+
+
+def _begun(source: Files, tokenizer: Tokenizer, directory: Path, scratch: Path) -> "subprocess.Popen[bytes]":
+    """A process that prepares, with a session of its own."""
+    tokenizer.save(scratch / "tokenizer.json")
+    script = SCRIPT.format(holdout=HOLDOUT, shard_bytes=SHARD_BYTES)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [sys.executable, "-c", script, source.files[0], str(scratch / "tokenizer.json"), str(directory)]
+    return subprocess.Popen(arguments, env=environment, start_new_session=True)
 
 
 def _wait_for_the_end_of(session: int) -> None:

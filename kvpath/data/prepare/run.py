@@ -7,7 +7,6 @@ function of the records alone, so it does not matter who that is, nor whether tw
 
 import dataclasses
 import errno
-import fcntl
 import json
 import multiprocessing
 import os
@@ -15,13 +14,12 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
 
 from kvpath.data.cache import write_atomically
 from kvpath.data.prepare import worker
+from kvpath.data.prepare.job import Job, alone
 from kvpath.data.prepare.watch import Watch
 from kvpath.data.prepare.worker import Progress, Stopped, found_shard
 from kvpath.data.regions import Split, dtype_of
@@ -45,36 +43,6 @@ SHARD_BYTES = 4 * 2**30
 """Text of a shard: about a billion tokens, so that 100 billion lie in a hundred files."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_LOCK = ".lock"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A share of the parts, for one job of a cluster's array: those whose number leaves ``number - 1`` by ``of``.
-
-    Args:
-        number: from 1 to ``of``.
-        of: jobs in all.
-    """
-
-    number: int = 1
-    of: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> "Job":
-        """From ``J/N``.
-
-        Raises:
-            UserError: it is not of that form.
-        """
-        number, slash, of = text.partition("/")
-        if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-            raise UserError(f"--job must be J/N with J from 1 to N, such as 3/8, got {text!r}")
-        return cls(int(number), int(of))
-
-    def has(self, part: int) -> bool:
-        """Whether a part is of its share."""
-        return part % self.of == self.number - 1
 
 
 def plan_shards(
@@ -148,13 +116,13 @@ def prepare(
     with _no_room_said(directory, None):
         for name in (SHARDS, *plan.regions):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        with _locked(directory, job):
+        with alone(directory, job):
             _agree(directory, plan, tokenizer)
             own = [part for part in range(plan.n_parts) if share.has(part)]
             _remove_leftovers(directory, own if job else None)
             missing = [part for part in own if _shards_of(directory, plan, part) is None]
             if missing:
-                _make_parts(source, tokenizer, plan, directory, missing, workers or n_cores())
+                _make_parts(source, tokenizer, plan, directory, job, missing, workers or n_cores())
             return _finish(directory, plan)
 
 
@@ -178,24 +146,6 @@ def _agree(directory: Path, plan: ShardPlan, tokenizer: Tokenizer) -> None:
     else:
         tokenizer.save(directory / TOKENIZER)
         write_atomically(path, (json.dumps(dataclasses.asdict(plan), indent=1) + "\n").encode())
-
-
-@contextmanager
-def _locked(directory: Path, job: Job | None) -> Iterator[None]:
-    """One process for each job, or one for all; the system lets go of the lock with the process."""
-    with (directory / _LOCK).open("a+b") as file:
-        try:
-            _lock(file, job)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise UserError(f"another `kvpath prepare` is at work in {directory}") from error
-            # a file system without locks: then nobody can be told apart
-        yield
-
-
-def _lock(file: BinaryIO, job: Job | None) -> None:
-    length, start = (1, job.number) if job else (0, 0)  # a length of 0 is to the end: all jobs
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
 
 
 def _remove_leftovers(directory: Path, parts: list[int] | None) -> None:
@@ -233,7 +183,13 @@ def _finish(directory: Path, plan: ShardPlan) -> ShardFolder | None:
 
 
 def _make_parts(
-    source: Source, tokenizer: Tokenizer, plan: ShardPlan, directory: Path, parts: list[int], workers: int
+    source: Source,
+    tokenizer: Tokenizer,
+    plan: ShardPlan,
+    directory: Path,
+    job: Job | None,
+    parts: list[int],
+    workers: int,
 ) -> None:
     """Deal parts to worker processes, and watch them."""
     # Forked from a process that only imported: neither threads nor locks of this one are inherited.
@@ -247,7 +203,7 @@ def _make_parts(
     sizes = [part.n_bytes for part in source.parts()]
     watch = Watch(progress, [sizes[part] for part in parts], parts)
     threads = max(1, n_cores() // workers)
-    given = (source, tokenizer, plan, directory, progress, threads)
+    given = (source, tokenizer, plan, directory, job, progress, threads)
     with (
         _no_room_said(directory, watch),
         ProcessPoolExecutor(workers, context, worker.begin, given) as pool,

@@ -15,14 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import count, islice
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import SynchronizedArray
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from kvpath.data.cache import write_atomically
 from kvpath.data.corpus import in_batches, text_of
+from kvpath.data.prepare.job import Job, hold_as_worker
 from kvpath.data.prepare.writer import Batch, ShardWriter
 from kvpath.data.regions import Split
 from kvpath.data.shards import SHARDS, Shard, ShardPlan, files_of, read_json, shard_name
@@ -57,7 +60,7 @@ class Stopped(Exception):
 
 
 @dataclass
-class _Job:
+class _Task:
     """What a worker process is given once."""
 
     source: Source
@@ -65,6 +68,7 @@ class _Job:
     plan: ShardPlan
     directory: Path
     progress: Progress
+    lock: BinaryIO
 
     @cached_property
     def parts(self) -> Sequence[Part]:
@@ -72,12 +76,18 @@ class _Job:
         return self.source.parts()
 
 
-_job: _Job | None = None
+_task: _Task | None = None
 """Of this worker process, in which nothing else runs."""
 
 
 def begin(
-    source: Source, tokenizer: Tokenizer, plan: ShardPlan, directory: Path, progress: Progress, threads: int
+    source: Source,
+    tokenizer: Tokenizer,
+    plan: ShardPlan,
+    directory: Path,
+    job: Job | None,
+    progress: Progress,
+    threads: int,
 ) -> None:
     """Set a worker process up.
 
@@ -86,23 +96,31 @@ def begin(
         tokenizer: makes the tokens.
         plan: decides the bytes.
         directory: the folder of shards.
+        job: whose share is made; None makes all.
         progress: is told.
         threads: that tokenise together.
     """
-    global _job
+    global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one says when to stop
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     os.environ["TOKENIZERS_PARALLELISM"] = str(threads > 1).lower()
-    _job = _Job(source, tokenizer, plan, directory, progress)
+    lock = hold_as_worker(directory, job)
+    if not _parent().is_alive():
+        os._exit(1)  # before the lock was held: somebody else may have begun
+    _task = _Task(source, tokenizer, plan, directory, progress, lock)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
     """A worker waits for work for ever, and would write on, if the process that started it is killed."""
+    _parent().join()
+    os._exit(1)
+
+
+def _parent() -> BaseProcess:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
-    os._exit(1)
+    return parent
 
 
 def make_part(number: int) -> None:
@@ -113,11 +131,11 @@ def make_part(number: int) -> None:
         OSError: for a disk that is full.
         Stopped: there is no use in going on.
     """
-    assert _job is not None
-    parts = _job.parts
-    if len(parts) != _job.plan.n_parts:
-        raise UserError(f"source {_job.source.label} had {_job.plan.n_parts} parts, now it has {len(parts)}")
-    PartMaker(parts[number], number, _job.tokenizer, _job.plan, _job.directory, _job.progress).run()
+    assert _task is not None
+    parts = _task.parts
+    if len(parts) != _task.plan.n_parts:
+        raise UserError(f"source {_task.source.label} had {_task.plan.n_parts} parts, now it has {len(parts)}")
+    PartMaker(parts[number], number, _task.tokenizer, _task.plan, _task.directory, _task.progress).run()
 
 
 def found_shard(directory: Path, plan: ShardPlan, part: int, number: int) -> Shard | None:
