@@ -33,3 +33,16 @@ DISK_FAULTS = {
     errno.EROFS: "the file system is read-only",
 }
 """What the user can mend of what an operating system says, by `OSError.errno`."""
+
+
+def by_interrupt(error: BaseException) -> bool:
+    """Whether an exception followed from a `KeyboardInterrupt`.
+
+    What is interrupted may well raise another one on its way out: a file that is left unfinished, for example.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, KeyboardInterrupt):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

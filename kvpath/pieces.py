@@ -19,6 +19,11 @@ def available() -> dict[str, str]:
     return {file.relative_to(root()).with_suffix("").as_posix(): _first_comment(file) for file in files}
 
 
+def directly_in(folder: str) -> list[str]:
+    """The pieces of a folder without those of folders in it: ``attention`` are the paper's, not ``attention/1b``."""
+    return [name for name in available() if PurePosixPath(name).parent == PurePosixPath(folder)]
+
+
 def shipped(name: str) -> Path:
     """The file of a shipped piece, named with or without ``.yaml``.
 

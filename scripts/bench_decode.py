@@ -158,7 +158,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--skip", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    args.config = args.config or [name for name in pieces.available() if name.startswith("attention/")]
+    args.config = args.config or pieces.directly_in("attention")
     args.hf = args.hf or ("eager" if args.small else "all")
     if args.small:
         args.rounds, args.tokens, args.seconds = 1, 2, 0.0

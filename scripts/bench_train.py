@@ -104,7 +104,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="toy models, one step, all in this process: a quick check")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    args.config = args.config or [name for name in pieces.available() if name.startswith("attention/")]
+    args.config = args.config or pieces.directly_in("attention")
     if args.small:
         args.rounds, args.seconds, args.length = 1, 0.0, min(args.length, 32)
     for name in ("rounds", "length"):

@@ -33,8 +33,9 @@ LAYOUTS: list[Pieces] = [(name,) for name in ATTENTION] + [("attention/kvpath_co
 STAGES, DATA = of("stage"), of("data")
 NEEDED = ("model", "attention", "ablation", "stage", "data", "series", "demo")
 FOLDERS = {name.split("/")[0] for name in pieces.available()}
-OPTIONAL: list[list[Pieces]] = [[(), *((name,) for name in of(folder))] for folder in sorted(FOLDERS - set(NEEDED))]
-"""What may be left out, such as loggers: for each folder, nothing or one of its pieces."""
+INDEPENDENT = sorted(FOLDERS - set(NEEDED))
+"""Folders such as loggers, of which a piece may be left out, and whose keys no piece of another folder sets."""
+OPTIONAL: list[list[Pieces]] = [[(), *((name,) for name in of(folder))] for folder in INDEPENDENT]
 
 
 def model_for(layout: Pieces) -> str:
@@ -43,9 +44,10 @@ def model_for(layout: Pieces) -> str:
 
 
 def everything(layout: Pieces) -> Iterator[Pieces]:
-    """All combinations of a layout."""
-    for stage, data, *optional in itertools.product(STAGES, DATA, *OPTIONAL):
-        yield (model_for(layout), *layout, stage, data, *itertools.chain(*optional))
+    """All combinations of a layout with pieces that set the same keys; the independent ones take turns beside them."""
+    for i, (stage, data) in enumerate(itertools.product(STAGES, DATA)):
+        optional = itertools.chain(*(kind[i % len(kind)] for kind in OPTIONAL))
+        yield (model_for(layout), *layout, stage, data, *optional)
 
 
 def covering() -> Iterator[Pieces]:
@@ -118,6 +120,23 @@ def test_a_combination_loads_from_its_print_and_builds(
 def test_every_combination_parses(layout: Pieces, capsys: pytest.CaptureFixture[str]) -> None:
     for names in everything(layout):
         assert lost(composed(names), yaml.safe_load(printed(capsys, *names))) == []
+
+
+def leaves(values: Any, key: str = "") -> set[str]:
+    """The dotted keys that a piece sets."""
+    if isinstance(values, dict):
+        return set().union(*(leaves(value, f"{key}.{name}") for name, value in values.items()))
+    return {key}
+
+
+@pytest.mark.parametrize("folder", INDEPENDENT)
+def test_an_independent_piece_sets_what_no_other_folder_sets(folder: str) -> None:
+    own, others = set[str](), set[str]()
+    for name in pieces.available():
+        if not name.startswith(("series/", "demo/")):  # which are whole by themselves
+            (own if name.startswith(f"{folder}/") else others).update(leaves(composed((name,))))
+    assert own
+    assert [(a, b) for a in own for b in others if f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")] == []
 
 
 def test_the_covering_combinations_hold_every_piece() -> None:

@@ -29,6 +29,14 @@ def test_available_gives_names_and_first_comments() -> None:
     assert pieces.available() == {"attention/gqa": "Grouped queries.", "attention/mla": "", "model/98m": "Small."}
 
 
+def test_a_folder_s_own_pieces_are_without_those_of_its_folders(root: Path) -> None:
+    (root / "attention" / "large").mkdir(parents=True)
+    (root / "attention" / "large" / "mha.yaml").write_text("{}")
+    assert "attention/large/mha" in pieces.available()
+    assert "attention/large/mha" not in pieces.directly_in("attention")
+    assert set(pieces.directly_in("attention")) >= {"attention/gqa"}
+
+
 def test_a_local_file_comes_before_the_shipped_piece(root: Path) -> None:
     assert pieces.resolve("attention/gqa") == root / "attention/gqa.yaml"
     Path("attention").mkdir()

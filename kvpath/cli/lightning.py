@@ -30,6 +30,7 @@ from kvpath.training.csv_curves import keep_rows
 from kvpath.training.curves import Curves, write_hyper_parameters
 from kvpath.training.deepspeed.directory import is_sharded, refuse_other_sharding
 from kvpath.training.final_validation import FinalValidation
+from kvpath.training.interrupts import Interrupts
 from kvpath.training.metrics_file import MetricsFile, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
@@ -246,6 +247,7 @@ class KVPathCLI(LightningCLI):
             yield Progress()
         if self.command == "predict":
             yield PredictionFile(self._output("predictions.jsonl"))
+        yield Interrupts()
         if self.command != "fit":
             return
         assert self.run_directory is not None

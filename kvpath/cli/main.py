@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import NamedTuple
 
-from kvpath.errors import DISK_FAULTS, UserError
+from kvpath.errors import DISK_FAULTS, UserError, by_interrupt
 
 
 class Command(NamedTuple):
@@ -60,7 +60,15 @@ exit codes: 0 done, 1 a fault of kvpath, 2 a mistake in what was given, 75 saved
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _with_mistakes_said(sys.argv[1:] if argv is None else argv)
+    except BaseException as error:
+        if by_interrupt(error):
+            return 130
+        raise
+
+
+def _with_mistakes_said(arguments: list[str]) -> int:
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()  # a reader that has gone is found out here, not after all that could say so
@@ -77,8 +85,6 @@ def main(argv: list[str] | None = None) -> int:
             raise
         _say(f"{DISK_FAULTS[error.errno]}{f' for {error.filename}' * bool(error.filename)}")
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 def _say(problem: str) -> None:

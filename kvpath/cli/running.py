@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from kvpath.cli.lightning import KVPathCLI
 from kvpath.cli.preparing import option, prepare_evaluation, prepare_fit, writes_a_run
 from kvpath.data.workers import dead_worker
-from kvpath.errors import UserError
+from kvpath.errors import UserError, by_interrupt
 from kvpath.pieces import resolve_argv
 from kvpath.training.run_lock import only_writer
 
@@ -45,9 +45,9 @@ def _run(command: str, argv: list[str]) -> int:
         with only_writer(Path(run)) if run is not None else nullcontext():
             KVPathCLI([command, *argv])
     except SystemExit as ended:
-        # Lightning ends an interrupted run with 1.
-        interrupted = isinstance(ended.__context__, KeyboardInterrupt)
-        return 130 if interrupted else int(ended.code or 0)
+        if by_interrupt(ended):  # which Lightning ends with 1
+            raise
+        return int(ended.code or 0)
     except MisconfigurationException as error:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
     except RuntimeError as error:
