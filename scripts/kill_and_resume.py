@@ -132,7 +132,8 @@ class Study:
         self.phase_file(run).write_text("start-up")
         command = [sys.executable, *self.command(run)]
         if self.ranks > 1:
-            launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.ranks}", f"--master_port={free_port()}"]
+            ranks = [f"--nproc_per_node={self.ranks}", f"--master_port={free_port()}"]
+            launcher = ["-m", "torch.distributed.run", *ranks, "--"]
             script = self.folder / "child.py"
             script.write_text(CHILD, encoding="utf-8")
             command = [sys.executable, *launcher, str(script), *self.command(run)[2:]]

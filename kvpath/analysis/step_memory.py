@@ -6,10 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvpath.analysis.live_bytes import LiveBytes
 from kvpath.attention.context import Context, History, Index
 from kvpath.attention.layout import Layout, Slot
 from kvpath.model.decoder import Decoder
@@ -61,7 +60,7 @@ def _peak(
         for values in [store.values(key.owner, key.name)]
     )
     context = Context.of(layout, store.new, base, store).at(layer)
-    with FusedAttention(), _LiveBytes() as live:
+    with FusedAttention(), LiveBytes() as live:
         attention(x_BTC, read, context)
     return live.peak
 
@@ -115,26 +114,3 @@ class FusedAttention(TorchFunctionMode):
             query, _, value = args
             return query.new_zeros(*query.shape[:-1], value.shape[-1])
         return func(*args, **(kwargs or {}))
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Adds up the storages that operations make and that are still held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = {x.untyped_storage()._cdata for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in given:
-                    self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self._made = {key: entry for key, entry in self._made.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._made.values()))
-        return out

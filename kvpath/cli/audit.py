@@ -129,7 +129,7 @@ def _extra(entry: Audit, memory: str | None, match: str | None) -> dict[str, Cel
     return columns
 
 
-def bytes_of(text: str) -> int:
+def bytes_of(text: str, option: str = "--memory") -> int:
     """A size such as 80GB.
 
     Raises:
@@ -137,7 +137,7 @@ def bytes_of(text: str) -> int:
     """
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     if parts is None or parts[2] not in UNITS:
-        raise UserError(f"--memory must be a number of bytes or have one of {', '.join(UNITS)[2:]}, got {text!r}")
+        raise UserError(f"{option} must be a number of bytes or have one of {', '.join(UNITS)[2:]}, got {text!r}")
     return int(float(parts[1]) * UNITS[parts[2]])
 
 

@@ -58,7 +58,8 @@ def inspect_command(argv: list[str]) -> int:
 
 
 def _as_json(batch: "BadBatch", step: int, found: "Inspection") -> str:
-    values = {"step": batch.step, "rank": batch.rank, "reason": batch.reason, "weights_of_step": step, **asdict(found)}
+    facts = {"step": batch.step, "rank": batch.rank, "reason": batch.reason, "document_numbers": batch.documents}
+    values = {**facts, "weights_of_step": step, **asdict(found)}
     return json.dumps(_finite(values), indent=2)
 
 

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -25,12 +24,15 @@ from kvpath.config import backbone_from
 from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
+from kvpath.launch import Launch
 from kvpath.training.cadence import Cadence
 from kvpath.training.csv_curves import keep_rows
 from kvpath.training.curves import Curves, write_hyper_parameters
 from kvpath.training.deepspeed.directory import is_sharded, refuse_other_sharding
 from kvpath.training.final_validation import FinalValidation
 from kvpath.training.interrupts import Interrupts
+from kvpath.training.launched import environment_of
+from kvpath.training.meeting import DDP
 from kvpath.training.metrics_file import MetricsFile, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
@@ -173,13 +175,12 @@ class KVPathCLI(LightningCLI):
             raise UserError(
                 f"trainer.strategy={strategy} would not divide the loss as one process does: -c hardware/zero2"
             )
+        if str(getattr(strategy, "class_path", "")).endswith("meeting.DDP"):
+            DDP(**strategy.init_args)
         if str(getattr(strategy, "class_path", "")).endswith(".ZeRO"):
-            from kvpath.training.deepspeed.mistakes import check_fields
+            from kvpath.training.deepspeed.mistakes import FIELDS, check_fields
 
-            given = strategy.init_args
-            check_fields(
-                given.stage, given.offload_parameters, given.bucket_elements, given.timeout_minutes, given.config or {}
-            )
+            check_fields(**{name: strategy.init_args[name] for name in FIELDS})
 
     def _settle_logger(self) -> None:
         """A logger's `{run}` stands for the run directory."""
@@ -219,8 +220,11 @@ class KVPathCLI(LightningCLI):
             kwargs["val_check_interval"] = self._validation_interval()
         else:
             kwargs["enable_checkpointing"] = False
-        if SLURMEnvironment.detect():
-            kwargs["plugins"] = [*(config.get("plugins") or []), SLURMEnvironment(auto_requeue=False)]
+        if (launch := Launch.from_environment()) is not None:
+            # Here, so that what is stored does not depend on the machines.
+            devices, machines = launch.settle(config.get("devices", "auto"), config.get("num_nodes", 1))
+            kwargs |= {"devices": devices, "num_nodes": machines}
+            kwargs["plugins"] = [*(config.get("plugins") or []), environment_of(launch)]
         try:
             return self._instantiate_trainer({**config, **kwargs}, callbacks)
         except (MisconfigurationException, TypeError, ValueError) as error:  # a flag that Lightning does not take
@@ -253,7 +257,7 @@ class KVPathCLI(LightningCLI):
         assert self.run_directory is not None
         if self.own.init_from and not self.own.ckpt_path and "data" not in self.own.allow:
             yield SameTokenizer(self.own.init_from, find_checkpoint(self.own.init_from, "init_from"))
-        yield Opening(self.run_directory, self.stored())
+        yield Opening(self.run_directory, self.stored(), self.own.ckpt_path)
         yield Watch(self.every.log, self.own.peak_flops)
         yield TextSample(**vars(self.own.sample), path=self.run_directory.samples)
         yield ValidationClock(self.cadences["validate"])

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from kvpath.errors import DISK_FAULTS, UserError, by_interrupt
+from kvpath.launch import is_first_of_machine, is_first_rank
 
 
 class Command(NamedTuple):
@@ -30,6 +31,9 @@ COMMANDS = {
     "inspect": Command("recompute a batch that a run put aside", "kvpath.cli.inspect", "inspect_command"),
     "audit": Command(
         "parameters, FLOPs and cache of a configuration, before any training", "kvpath.cli.audit", "audit_command"
+    ),
+    "plan": Command(
+        "what a run needs of machines: memory by part, micro-batch, days", "kvpath.cli.plan", "plan_command"
     ),
     "check": Command(
         "prove that a layout gives the same numbers by every way of running it", "kvpath.cli.check", "check_command"
@@ -60,12 +64,23 @@ exit codes: 0 done, 1 a fault of kvpath, 2 a mistake in what was given, 75 saved
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
+    _tell_launcher("started")
     try:
-        return _with_mistakes_said(sys.argv[1:] if argv is None else argv)
+        code = _with_mistakes_said(sys.argv[1:] if argv is None else argv)
     except BaseException as error:
-        if by_interrupt(error):
-            return 130
-        raise
+        if not by_interrupt(error):
+            _tell_launcher(error.code if isinstance(error, SystemExit) else 1)
+            raise
+        code = 130
+    _tell_launcher(code)
+    return code
+
+
+def _tell_launcher(what: object) -> None:
+    """torchrun makes 1 of every exit code but 0; scripts/launch looks into this file instead."""
+    if path := os.environ.get("KVPATH_EXIT_CODES"):
+        with open(path, "a", encoding="utf-8") as codes:
+            codes.write(f"{what}\n")
 
 
 def _with_mistakes_said(arguments: list[str]) -> int:
@@ -74,7 +89,7 @@ def _with_mistakes_said(arguments: list[str]) -> int:
         sys.stdout.flush()  # a reader that has gone is found out here, not after all that could say so
         return code
     except UserError as error:
-        _say(str(error))
+        _say(str(error), error.on_every_machine)
         return 2
     except BrokenPipeError:
         # What is left in the buffer is for nobody, and must not be tried again when the interpreter ends.
@@ -87,8 +102,8 @@ def _with_mistakes_said(arguments: list[str]) -> int:
         return 2
 
 
-def _say(problem: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+def _say(problem: str, on_every_machine: bool = False) -> None:
+    if is_first_of_machine() if on_every_machine else is_first_rank():
         print(f"kvpath: error: {problem}", file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ import yaml
 from kvpath.cli.resume import config_for_evaluation, stored_config
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
+from kvpath.launch import Launch
 from kvpath.training.run_directory import RunDirectory, find_checkpoint, newest_whole, run_of
 from kvpath.training.say import rank_zero_say
 from kvpath.training.stored_config import stored_step
@@ -27,7 +28,10 @@ def prepare_fit(argv: list[str]) -> list[str]:
     in_pieces = stated_in_pieces(argv)
     run = option(argv, "run") or in_pieces.get("run")
     if run is None:
-        # Ranks that a launcher starts later inherit the name.
+        launch = Launch.from_environment()
+        if launch is not None and launch.ranks > 1 and "KVPATH_RUN" not in os.environ:
+            raise UserError(f"{launch.launcher} has started {launch.ranks} ranks, which need one --run: a directory")
+        # Ranks that Lightning starts later inherit the name.
         if "LOCAL_RANK" not in os.environ:
             os.environ["KVPATH_RUN"] = f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
         run = os.environ.get("KVPATH_RUN", "runs/unnamed")

@@ -6,12 +6,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.cli.lightning import KVPathCLI
 from kvpath.cli.preparing import option, prepare_evaluation, prepare_fit, writes_a_run
 from kvpath.data.workers import dead_worker
 from kvpath.errors import UserError, by_interrupt
+from kvpath.launch import is_first_rank
 from kvpath.pieces import resolve_argv
+from kvpath.training.meeting import not_met
 from kvpath.training.run_lock import only_writer
 
 
@@ -37,6 +40,8 @@ def predict(argv: list[str]) -> int:
 
 def _run(command: str, argv: list[str]) -> int:
     quieten()
+    if not is_first_rank():  # Lightning looks at NODE_RANK later
+        rank_zero_only.rank = getattr(rank_zero_only, "rank", 0) or 1  # type: ignore[attr-defined]
     argv = resolve_argv(argv)
     argv = prepare_fit(argv) if command == "fit" else prepare_evaluation(command, argv)
     KVPathCLI.command = command
@@ -52,9 +57,9 @@ def _run(command: str, argv: list[str]) -> int:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
     except RuntimeError as error:
         # Torch says that a data worker died wherever the main process happens to be.
-        if (died := dead_worker(error)) is None:
+        if (mistake := dead_worker(error) or not_met(error)) is None:
             raise
-        raise died from error
+        raise mistake from error
     return 0
 
 

@@ -123,12 +123,21 @@ class BestFit:
         """Tokens and labels of sequence i, (C,) each. Any i outside [0, n_windows) gives padding only."""
         if not 0 <= i < self.n_windows:
             return padding(self.context)
-        pieces = slice(*self._ends[i : i + 2].tolist())
-        return read_row(self.tokens, self._starts[pieces], self._lengths[pieces], self.context, self._end_of_text)
+        starts, lengths = self._pieces(i)
+        return read_row(self.tokens, starts, lengths, self.context, self._end_of_text)
 
     def batch(self, numbers: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens and labels of several sequences, (N, C) each."""
         return stacked(self, numbers)
+
+    def spans(self, i: int) -> list[tuple[int, int]]:
+        """Where the pieces of sequence i lie in the run, from and to."""
+        starts, lengths = self._pieces(i)
+        return list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+
+    def _pieces(self, i: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+        pieces = slice(*self._ends[i : i + 2].tolist())
+        return self._starts[pieces], self._lengths[pieces]
 
 
 def _write_plan(offsets: TokenRun, context: int, group: int, folder: Path) -> None:

@@ -140,7 +140,7 @@ def _tokenise(source: Source, tokenizer: Tokenizer, split: Split, writers: dict[
         held_out = [writer.n_tokens for region, writer in writers.items() if region != split.rest]
         if split.limit_tokens is not None and held_out and min(held_out) >= split.limit_tokens:
             break
-    source.say_skipped()
+    source.say_skipped(source.skipped)
 
 
 class _Writer:

@@ -12,9 +12,9 @@ from kvpath.data.evaluations import Evaluation, evaluate_at
 from kvpath.data.lane_reader import StreamSettings
 from kvpath.data.lanes import check_lanes
 from kvpath.data.loaders import EvaluationSchedule, RecordingLoader, StepLoader, TrainingSchedule
-from kvpath.data.mapped import FirstTokens
+from kvpath.data.mapped import FirstTokens, documents_in
 from kvpath.data.order import BlockOrder
-from kvpath.data.packing import Packing, Windows
+from kvpath.data.packing import Packing, TokenRun, Windows
 from kvpath.data.ranks import Ranks
 from kvpath.data.record import StreamRecord, as_hex
 from kvpath.data.regions import Corpus, Region, Split
@@ -131,6 +131,7 @@ class PackedText(pl.LightningDataModule):
         self.evaluations: dict[EvaluationStage, list[Evaluation]] = {}
         self._evaluated: dict[EvaluationStage, list[Windows]] = {}
         self._training_windows: Packing
+        self._training_offsets: TokenRun | None = None
         self._record = StreamRecord()
         self._training_tokens: int | None = None
         self.accepts_other_text = False
@@ -175,7 +176,10 @@ class PackedText(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenise, on one rank of each node: what is needed is then in the cache."""
         function = self.trainer.state.fn if self.trainer else None
-        self._corpora(function.value if function else "fit", self.load_tokenizer())
+        stage = function.value if function else "fit"
+        self._corpora(stage, self.load_tokenizer())
+        for source in {id(source): source for source, _ in self._kept(stage).values()}.values():
+            source.check()
 
     def setup(self, stage: str) -> None:
         """Map what ``prepare_data`` made (or make it), and work out the plan.
@@ -202,7 +206,7 @@ class PackedText(pl.LightningDataModule):
         """What a checkpoint remembers, for all ranks; every rank must call it.
 
         Of its text: the tokenizer and, unless it is a stream, the number of tokens. Of what was trained on: the step,
-        the hash, and where the lanes of a stream stand, (lanes, 3).
+        the hash, and where the lanes of a stream stand, (lanes, 5).
         """
         own = self._record.places(self._ranks.steps_done)
         return {
@@ -252,6 +256,18 @@ class PackedText(pl.LightningDataModule):
         """
         own = self._record.own_hash(self._ranks.steps_done, self._ranks.rank)
         return None if own is None else as_hex(self._ranks.total(own))
+
+    def document_numbers(self) -> list[list[int]] | None:
+        """Of each of this rank's sequences of the step that comes next: the numbers of its training documents, from 0.
+
+        None for a stream.
+        """
+        if self._training_offsets is None:
+            return None
+        (step,) = self._steps_ahead()[:1]
+        schedule = TrainingSchedule(self.plan, self._order(self._training_windows), self._ranks.rank, self._steps_ahead)
+        windows = schedule.windows_of(range(step, step + 1)).ravel().tolist()
+        return [documents_in(self._training_offsets, self._training_windows.spans(i)) for i in windows]
 
     def train_dataloader(self) -> StepLoader | StreamLoader:
         """Batches of whole optimizer steps: ``tokens`` and ``labels`` (A, M, T)."""
@@ -320,15 +336,22 @@ class PackedText(pl.LightningDataModule):
 
     def _corpora(self, stage: str, tokenizer: Tokenizer) -> dict[Region, Corpus]:
         """The regions that a stage reads, tokenised: made on first use, then found in the cache."""
-        corpora: dict[Region, Corpus] = {}
-        for region in _REGIONS_OF_STAGE[stage]:
-            if explicit := self._explicit_sources.get(region):
-                corpora[region] = explicit.corpora(tokenizer, Split(rest=region))[region]
-            elif region in self.source.own_split(split := self._kept_split).regions:
-                corpora[region] = self.source.corpora(tokenizer, split)[region]
+        corpora: dict[Region, Corpus] = {
+            region: source.corpora(tokenizer, split)[region] for region, (source, split) in self._kept(stage).items()
+        }
         if self.max_tokens is not None and "train" in corpora:
             corpora["train"] = FirstTokens(corpora["train"], self.max_tokens)
         return corpora
+
+    def _kept(self, stage: str) -> dict[Region, tuple[Source, Split]]:
+        """The regions that a stage reads and that are tokenised once: of which source, and how that is split."""
+        kept: dict[Region, tuple[Source, Split]] = {}
+        for region in _REGIONS_OF_STAGE[stage]:
+            if explicit := self._explicit_sources.get(region):
+                kept[region] = explicit, Split(rest=region)
+            elif region in self.source.own_split(split := self._kept_split).regions:
+                kept[region] = self.source, split
+        return kept
 
     @property
     def _kept_split(self) -> Split:
@@ -343,7 +366,7 @@ class PackedText(pl.LightningDataModule):
             self.plan = self.budget.plan(self.seq_len, self._ranks.count)
             check_lanes(self.lanes, self._ranks.count, self.num_workers)
             return
-        self._training_tokens = corpus.manifest.n_tokens
+        self._training_tokens, self._training_offsets = corpus.manifest.n_tokens, corpus.offsets
         self._training_windows = windows = self._packed(corpus)
         check_length(corpus.manifest, windows, self.shuffle_block)
         order = self._order(windows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvpath.data.corpus import encode_documents, in_batches
+from kvpath.data.corpus import in_batches
 from kvpath.data.lanes import BestFitLane, ContiguousLane, Document, Lane, Place, Sequence
 from kvpath.data.regions import Split
 from kvpath.data.sources import Source
@@ -47,9 +47,9 @@ class StreamSettings:
         rows = -(-share // self.seq_len)
         return BestFitLane(self.seq_len, place, self.group, self.tokenizer.end_of_text, rows)
 
-    def documents(self) -> Iterator[str]:
-        """The training documents, once."""
-        return self.split.documents(self.source, "train")
+    def documents(self, first_part: int = 0, say: bool = False) -> Iterator[tuple[int, str]]:
+        """The training documents of one pass: see `Split.by_part`."""
+        return self.split.by_part(self.source, "train", first_part, say)
 
     def check(self) -> None:
         """Refuse a source that leaves a lane empty; reads no more than its first documents.
@@ -68,7 +68,7 @@ class StreamSettings:
 
 
 class LaneReader:
-    """Reads the source from the front, tokenises what its lanes want, and passes over the rest as text.
+    """Reads the source from the part that its lanes are in, tokenises what they want, and passes over the rest as text.
 
     A lane that is ahead waits with its documents until the others have had theirs.
 
@@ -93,23 +93,34 @@ class LaneReader:
 
     def _read(self) -> Iterator[list[tuple[int, Document]]]:
         """The documents of these lanes, tokenised, each with the number of its lane."""
-        for epoch in itertools.count(min(lane.place.epoch for lane in self._lanes.values())):
+        places = [lane.place for lane in self._lanes.values()]
+        begin = min(place.epoch for place in places)
+        part, first = min((place.part, place.first) for place in places if place.epoch == begin)
+        for epoch in itertools.count(begin):
             if epoch and not self._settings.repeat:
                 return
-            for batch in in_batches(self._wanted(epoch), _text_of):
-                ids = encode_documents(self._settings.tokenizer, [text for _, _, text in batch])
+            for batch in in_batches(self._wanted(epoch, part, first), _text_of):
+                joined, lengths = self._settings.tokenizer.encode_joined([text for _, text in batch])
+                ids = np.split(joined.view(np.int32), np.cumsum(lengths)[:-1])
                 yield [
-                    (lane, Document(epoch, number, own.astype(np.int32)))
-                    for (lane, number, _), own in zip(batch, ids, strict=True)
+                    (document.number % self._settings.lanes, document._replace(ids=own))
+                    for (document, _), own in zip(batch, ids, strict=True)
                 ]
+            part = first = 0
 
-    def _wanted(self, epoch: int) -> Iterator[tuple[int, int, str]]:
-        """What these lanes want of an epoch: the lane, the number and the text of each document."""
-        for number, text in enumerate(self._settings.documents()):
-            lane = number % self._settings.lanes
-            if lane in self._lanes and self._lanes[lane].wants(epoch, number):
-                yield lane, number, text
+    def _wanted(self, epoch: int, part: int, first: int) -> Iterator[tuple[Document, str]]:
+        """What these lanes want of an epoch from a part on, as text yet; the number of its first document is given."""
+        # all readers see the same bad documents
+        for number, (of_part, text) in enumerate(self._settings.documents(part, say=0 in self._lanes), first):
+            if of_part != part:
+                part, first = of_part, number
+            lane = self._lanes.get(number % self._settings.lanes)
+            if lane is not None and lane.wants(epoch, number):
+                yield Document(epoch, number, _NO_IDS, part, first), text
 
 
-def _text_of(wanted: tuple[int, int, str]) -> str:
-    return wanted[2]
+_NO_IDS = np.empty(0, dtype=np.int32)
+
+
+def _text_of(wanted: tuple[Document, str]) -> str:
+    return wanted[1]

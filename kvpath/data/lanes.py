@@ -2,6 +2,12 @@
 
 Document i belongs to lane i mod L, sequence g of the run comes from lane g mod L, and of W readers (ranks x workers)
 number r serves the lanes l with l mod W = r. So any number of readers that divides L gives the same sequences.
+
+The number of a document is known only to who has read all before it. So each reader reads the whole source, and
+tokenises one W-th of it. To deal whole parts (files) to lanes would read each once, but a lane of small parts would
+come to its end early and begin again: its documents would be trained on more often than others, and for a single file
+there would be a single lane. Reading is far faster than tokenising; where W is so large, or the network so
+slow, that it does hold up training, `kvpath prepare` is for that. A resume begins with the part that its lanes are in.
 """
 
 from abc import ABC, abstractmethod
@@ -29,13 +35,31 @@ class Place(NamedTuple):
     done: int = 0
     """What of the lane's packing from there on was taken: tokens, or rows."""
 
+    part: int = 0
+    """The part of the source from which on to read, so that those before it need not be."""
+
+    first: int = 0
+    """The number of the first document of that part."""
+
 
 class Document(NamedTuple):
-    """The tokens of one document, its end-of-text token included."""
+    """The tokens of one document, its end-of-text token included, and where it lies."""
 
     epoch: int
     number: int
     ids: NDArray[np.int32]
+    part: int = 0
+    first: int = 0
+
+    @property
+    def place(self) -> Place:
+        """Where a lane goes on that begins with it."""
+        return Place(self.epoch, self.number, 0, self.part, self.first)
+
+    @property
+    def place_after(self) -> Place:
+        """Where a lane goes on that is done with it."""
+        return self.place._replace(document=self.number + 1)
 
 
 class Lane(ABC):
@@ -85,8 +109,8 @@ class ContiguousLane(Lane):
 
     def add(self, document: Document) -> None:
         """Take the next document."""
-        if not self._waiting and document[:2] != self.place[:2]:
-            self.place = Place(document.epoch, document.number)
+        if not self._waiting and document.place[:2] != self.place[:2]:
+            self.place = document.place
         self._waiting.append(document)
         self._n_waiting += len(document.ids)
         if self._pass_over:
@@ -111,19 +135,15 @@ class ContiguousLane(Lane):
 
     def _advance(self, n: int) -> None:
         self._n_waiting -= n
-        epoch, number, done = self.place
-        done += n
+        place, done = self.place, self.place.done + n
         while self._waiting and done >= len(self._waiting[0].ids):
-            epoch, number, ids = self._waiting.popleft()
-            self.epoch = epoch
-            done -= len(ids)
-            if self._waiting:
-                epoch, number = self._waiting[0][:2]
-            else:
-                number += 1
+            passed = self._waiting.popleft()
+            self.epoch = passed.epoch
+            done -= len(passed.ids)
+            place = self._waiting[0].place if self._waiting else passed.place_after
         if done:
-            self.epoch = epoch
-        self.place = Place(epoch, number, done)
+            self.epoch = place.epoch
+        self.place = place._replace(done=done)
 
 
 class BestFitLane(Lane):
@@ -144,7 +164,7 @@ class BestFitLane(Lane):
         self._waiting: deque[Document] = deque()
         self._rows: Rows | None = None
         self._tokens = np.empty(0, dtype=np.int32)
-        self._last = place
+        self._after = place
 
     def add(self, document: Document) -> None:
         """Take the next document."""
@@ -170,8 +190,8 @@ class BestFitLane(Lane):
         self._tokens = np.concatenate([document.ids for document in documents])
         bounds = np.cumsum([0, *(len(document.ids) for document in documents)], dtype=np.int64)
         self._rows = pack_documents(bounds, self.seq_len)
-        self._last = Place(documents[-1].epoch, documents[-1].number)
-        self.place, self.epoch = Place(documents[0].epoch, documents[0].number), documents[-1].epoch
+        self.place, self._after = documents[0].place, documents[-1].place_after
+        self.epoch = documents[-1].epoch
         done = min(self._pass_over, len(self._rows.ends) - 1)
         self._pass_over -= done
         self._go_to(done)
@@ -180,7 +200,7 @@ class BestFitLane(Lane):
         assert self._rows is not None
         self.place = self.place._replace(done=row)
         if row == len(self._rows.ends) - 1:
-            self.place, self._rows = Place(self._last.epoch, self._last.document + 1), None
+            self.place, self._rows = self._after, None
 
 
 def check_lanes(lanes: int, ranks: int, workers: int) -> None:

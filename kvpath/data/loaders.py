@@ -22,7 +22,7 @@ Batch = dict[str, Tensor]
 ``positions`` (see `kvpath.data.packing.part_documents`)."""
 
 
-_STEPS_AT_A_TIME = 64
+_PLACES_AT_A_TIME = 8192
 """A place in the order costs as much to compute as some hundred places together."""
 
 
@@ -57,8 +57,9 @@ class TrainingSchedule:
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         steps = self.steps()
-        for first in range(0, len(steps), _STEPS_AT_A_TIME):
-            some = steps[first : first + _STEPS_AT_A_TIME]
+        at_a_time = max(1, _PLACES_AT_A_TIME // self.plan.sequences_per_rank)
+        for first in range(0, len(steps), at_a_time):
+            some = steps[first : first + at_a_time]
             for step, windows in zip(some, self.windows_of(some), strict=True):
                 self._say_if_an_epoch_begins(step)
                 yield windows

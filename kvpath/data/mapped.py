@@ -60,13 +60,14 @@ class JoinedRun:
     ) -> None:
         self._files, self._add, self._end = files, add, end
         self._starts = [0, *accumulate(len(file) - leave_out for file in files)]
+        self._length = self._starts[-1] + (0 if end is None else len(end))
         self._open: dict[int, None] = {}  # the least recently read first
 
     def __len__(self) -> int:
-        return self._starts[-1] + (0 if self._end is None else len(self._end))
+        return self._length
 
     def __getitem__(self, index: slice) -> NDArray[np.integer]:
-        start, stop, step = index.indices(len(self))
+        start, stop, step = index.indices(self._length)
         if step != 1:
             raise ValueError(f"a run is read without gaps, got a step of {step}")
         file = bisect_right(self._starts, start) - 1
@@ -100,6 +101,24 @@ class JoinedRun:
             self._files[oldest].close()
 
 
+def document_at(offsets: TokenRun, token: int) -> int:
+    """The number of the document that a token is in; found by halving, so that offsets are read where needed alone.
+
+    Args:
+        offsets: (n_documents + 1,): where documents begin, and the last ends.
+        token: its place; one that is not below the last offset gives n_documents.
+    """
+    return bisect_right(range(len(offsets)), token, key=lambda i: int(offsets[i : i + 1][0])) - 1
+
+
+def documents_in(offsets: TokenRun, spans: list[tuple[int, int]]) -> list[int]:
+    """The numbers of the documents that tokens [start, stop) of each span are in, sorted, each once."""
+    found: set[int] = set()
+    for start, stop in spans:
+        found.update(range(document_at(offsets, start), document_at(offsets, stop - 1) + 1))
+    return sorted(found)
+
+
 @dataclass(frozen=True)
 class FirstTokens:
     """The whole documents at the front of a corpus that together have at most so many tokens.
@@ -114,12 +133,7 @@ class FirstTokens:
 
     @property
     def _n_documents(self) -> int:
-        """Found by halving, so that offsets are read where needed alone."""
-        offsets, low, high = self.corpus.offsets, 0, len(self.corpus.offsets) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if int(offsets[middle : middle + 1][0]) <= self.max_tokens else (low, middle - 1)
-        return low
+        return document_at(self.corpus.offsets, self.max_tokens)
 
     @property
     def offsets(self) -> TokenRun:

@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 8
-_GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN, _FIRST, _SECOND = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)
+_27, _30, _31 = np.array([27, 30, 31], dtype=np.uint64)
 
 
 class Order:
@@ -34,19 +35,25 @@ class Order:
         Returns:
             windows in [0, n), of the same shape.
         """
-        flat = position.astype(np.int64).ravel()
-        epoch = (flat // self.n).astype(np.uint64)
-        found = self._permute((flat % self.n).astype(np.uint64), epoch)
+        epoch, place = np.divmod(position.astype(np.int64).ravel(), self.n)
+        epochs, which = np.unique(epoch, return_inverse=True)
+        keys = self._keys(epochs.astype(np.uint64))
+        found = self._permute(place.astype(np.uint64), keys[:, which])
         while (outside := np.flatnonzero(found >= self.n)).size:
-            found[outside] = self._permute(found[outside], epoch[outside])
+            found[outside] = self._permute(found[outside], keys[:, which[outside]])
         return found.astype(np.int64).reshape(position.shape)
 
-    def _permute(self, place: NDArray[np.uint64], epoch: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _keys(self, epochs: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Of each round and epoch."""
+        keys = [mix(mix(self._seed) ^ epochs)]
+        for _ in range(_ROUNDS):
+            keys.append(mix(keys[-1]))
+        return np.stack(keys[1:])
+
+    def _permute(self, place: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
         mask = (np.uint64(1) << self._half_bits) - np.uint64(1)
         left, right = place >> self._half_bits, place & mask
-        key = mix(mix(self._seed) ^ epoch)
-        for _ in range(_ROUNDS):
-            key = mix(key)
+        for key in keys:
             left, right = right, left ^ (mix(right ^ key) & mask)
         return (left << self._half_bits) | right
 
@@ -83,7 +90,7 @@ class BlockOrder:
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scatter 64 bits over 64 bits, one to one (the finaliser of splitmix64)."""
-    x = x + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x + _GOLDEN
+    x = (x ^ (x >> _30)) * _FIRST
+    x = (x ^ (x >> _27)) * _SECOND
+    return x ^ (x >> _31)

@@ -37,6 +37,10 @@ class Packing(Protocol):
         """Tokens and labels of several sequences, (N, C) each, to be read alone: they may share memory."""
         ...
 
+    def spans(self, i: int) -> list[tuple[int, int]]:
+        """Where the tokens of sequence i lie in the run, from and to."""
+        ...
+
 
 class Windows:
     """Contiguous: window i reads tokens [iC, (i+1)C); its labels are tokens [iC+1, (i+1)C+1).
@@ -66,12 +70,16 @@ class Windows:
     def batch(self, numbers: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens and labels of several windows, (N, C) each, to be read alone: they may share memory."""
         n_full = (len(self.tokens) - 1) // self.context
-        if not all(0 <= i < n_full for i in numbers):
+        if min(numbers, default=0) < 0 or max(numbers, default=0) >= n_full:
             return stacked(self, numbers)
         read = np.empty((len(numbers), self.context + 1), dtype=np.int64)
         for row, i in enumerate(numbers):
             read[row] = self.tokens[i * self.context : (i + 1) * self.context + 1]
         return read[:, :-1], read[:, 1:]
+
+    def spans(self, i: int) -> list[tuple[int, int]]:
+        """Where the tokens of window i lie in the run, from and to."""
+        return [(i * self.context, (i + 1) * self.context)]
 
 
 def stacked(packing: Packing, numbers: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -49,10 +49,26 @@ class Split:
 
     def documents(self, source: "Source", region: Region) -> Iterator[str]:
         """The documents of one region of ``source``."""
-        for number, text in source.numbered():
-            if self.region(number) == region:
-                yield text
-        source.say_skipped()
+        return (text for _, text in self.by_part(source, region))
+
+    def by_part(
+        self, source: "Source", region: Region, first_part: int = 0, say: bool = True
+    ) -> Iterator[tuple[int, str]]:
+        """The same from one part of ``source`` on, each with the number of its part.
+
+        Args:
+            source: what to read.
+            region: which of its documents.
+            first_part: the number of the part that is read first.
+            say: after each part, how many of its documents could not be decoded.
+        """
+        parts = source.parts()
+        for number, part in enumerate(parts[first_part:], first_part):
+            for document, text in part.numbered():
+                if self.region(document) == region:
+                    yield number, text
+            if say:
+                source.say_skipped(part.skipped, f", part {number + 1} of {len(parts)}" if len(parts) > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,16 @@ A folder of shards holds
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from kvpath.data.mapped import JoinedRun, MappedArray
 from kvpath.data.regions import Manifest, Region, Split
@@ -206,11 +209,15 @@ class ShardFolder:
         Raises:
             UserError: lists each damaged file with the checksum expected and the one found.
         """
-        problems = []
-        for path, _, expected in self._files():
-            found = sha256_of(path) if path.exists() else "no file"
-            if found != expected:
-                problems.append(f"{path}: SHA-256 should be {expected}, found {found}")
+        files = list(self._files())
+        with ThreadPoolExecutor() as pool:
+            sums = pool.map(lambda file: sha256_of(file[0]) if file[0].exists() else "no file", files)
+            shown = tqdm(sums, f"verifying {self.directory}", len(files), unit=" files", delay=2, file=sys.stderr)
+            problems = [
+                f"{path}: SHA-256 should be {expected}, found {found}"
+                for (path, _, expected), found in zip(files, shown, strict=True)
+                if found != expected
+            ]
         if problems:
             problems[-1] += "; delete what is damaged, and the same `kvpath prepare` makes it again"
         UserError.raise_all(problems)

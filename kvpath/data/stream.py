@@ -20,8 +20,9 @@ from kvpath.errors import UserError
 class StreamLoader:
     """Whole optimizer steps of a stream; sequence g of the run comes from lane g mod lanes.
 
-    Each worker of each rank reads the whole source, but tokenises the documents of its own lanes only. A resume goes
-    on where the record says that the lanes stand; without that it makes and drops what came before.
+    Each worker of each rank reads the whole source, but tokenises the documents of its own lanes only (see
+    `kvpath.data.lanes`). A resume goes on where the record says that the lanes stand, from the part of the source that
+    they are in; without that it makes and drops what came before.
 
     Args:
         settings: what decides the stream.
@@ -82,7 +83,7 @@ class StreamLoader:
             raise UserError(agreed)
         own_lanes = self._settings.lanes // self._plan.world_size
         both = np.empty((2, self._plan.sequences_per_rank, self._plan.seq_len), dtype=np.int64)
-        places = torch.empty(own_lanes, 3, dtype=torch.int64)
+        places = torch.empty(own_lanes, len(Place._fields), dtype=torch.int64)
         for worker, part in enumerate(found):
             both[:, int(part["first"]) :: len(found)] = part["sequences"].numpy()
             places[worker :: len(found)] = part["places"]
@@ -99,7 +100,7 @@ class StreamLoader:
 
 _Part = dict[str, Tensor]
 """What one worker gives for a step: ``sequences`` (2, n, T), tokens and labels of every so many sequences of this rank
-from the ``first`` on; and the ``places`` of its lanes after it, (lanes, 3)."""
+from the ``first`` on; and the ``places`` of its lanes after it, (lanes, 5)."""
 
 
 class _LaneDataset(IterableDataset[_Part | UserError]):
@@ -110,12 +111,12 @@ class _LaneDataset(IterableDataset[_Part | UserError]):
         plan: how steps are made up.
         rank: this rank.
         steps: the steps to make.
-        places_L3: where this rank's lanes stand before the first of them; None makes all steps before it, too.
+        places_L5: where this rank's lanes stand before the first of them; None makes all steps before it, too.
     """
 
-    def __init__(self, settings: StreamSettings, plan: Plan, rank: int, steps: range, places_L3: Tensor | None) -> None:
+    def __init__(self, settings: StreamSettings, plan: Plan, rank: int, steps: range, places_L5: Tensor | None) -> None:
         self._settings, self._plan, self._rank = settings, plan, rank
-        self._steps, self._places = steps, places_L3
+        self._steps, self._places = steps, places_L5
 
     def __iter__(self) -> Iterator[_Part | UserError]:
         worker = get_worker_info()
@@ -162,5 +163,5 @@ class _LaneDataset(IterableDataset[_Part | UserError]):
         return {
             "first": torch.tensor(first),
             "sequences": torch.from_numpy(stacked),
-            "places": torch.tensor([lane.place for lane in lanes.values()], dtype=torch.int64).reshape(-1, 3),
+            "places": torch.tensor([[*lane.place] for lane in lanes.values()], dtype=torch.int64),
         }

@@ -60,7 +60,7 @@ def dead_worker(error: RuntimeError) -> UserError | None:
     found = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is |exited )([^.\n]*)", str(error))
     if found is None:
         return None
-    return UserError(
-        f"data worker with process number {found[1]} died ({found[2].strip()}): the usual reason is too little memory;"
-        " lower data.num_workers, or ask for more memory"
-    )
+    why = "the usual reason is too little memory; lower data.num_workers, or ask for more memory"
+    if "Bus error" in found[2]:
+        why = "the usual reasons are a file of the data that was cut off while it was read, and no room in /dev/shm"
+    return UserError(f"data worker with process number {found[1]} died ({found[2].strip()}): {why}")

@@ -89,8 +89,12 @@ class Decoder(nn.Module):
     def compact(self) -> None:
         """Run the strategy's compact modules from now on, in passes with a store and without gradients.
 
-        They hold for these weights: `expand`, `train`, and whatever loads or moves weights drop them.
+        They hold for these weights: `expand`, `train`, and whatever loads or moves weights drop them. On a CPU wide
+        weights are turned in memory, too, values and shapes as they are: see `turned`.
         """
+        if self.embedding.weight.device.type == "cpu":
+            for parameter in self.parameters():
+                parameter.data = turned(parameter.data)
         attentions = [block.get_submodule("attention") for block in self.blocks]
         strategy = self.config.attention
         modules = tuple(strategy.compact(layer, attentions) for layer in range(self.config.n_layers))
@@ -191,6 +195,16 @@ class Decoder(nn.Module):
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(block, *arguments, use_reentrant=False)
         return block(*arguments)
+
+
+def turned(weight: Tensor) -> Tensor:
+    """The same matrix, laid out in memory along its longer side.
+
+    A CPU's product with one vector reads long rows about twice as fast as many short ones.
+    """
+    if weight.dim() != 2 or weight.shape[0] <= weight.shape[1]:
+        return weight.contiguous()
+    return weight.t().contiguous().t()
 
 
 def _weights_changed(model: Decoder, _: object) -> None:

@@ -38,7 +38,7 @@ class BadBatch:
     """The Trainer's, such as bf16-mixed."""
 
     documents: list[list[int]] | None = None
-    """The numbers of the documents of each sequence, if the batch carried them."""
+    """Of each sequence: the numbers of its documents among those of the training region, from 0. None of a stream."""
 
     text: list[str] | None = None
     """Of each sequence, if there was a tokenizer."""
@@ -86,18 +86,24 @@ class BadBatch:
         return cls(tensors=stored, random_state=random_state, **known)
 
 
-def as_put_aside(batch: Mapping[str, Tensor], tokenizer: Any | None, **facts: Any) -> BadBatch:
-    """A batch of this rank, with its text and the random state of now."""
+def as_put_aside(batch: Mapping[str, Tensor], data: Any | None, **facts: Any) -> BadBatch:
+    """A batch of this rank, with its text and the random state of now.
+
+    Args:
+        batch: of the step that comes next.
+        data: the data module, if there is one.
+        facts: fields of `BadBatch`.
+    """
+    tokenizer, documents = getattr(data, "tokenizer", None), getattr(data, "document_numbers", lambda: None)
     tensors = {name: value.detach().cpu() for name, value in batch.items() if isinstance(value, Tensor)}
     random_state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random_state["cuda"] = torch.cuda.get_rng_state()
     rows = tensors["tokens"].flatten(0, -2).tolist()
-    documents = tensors.get("documents")
     return BadBatch(
         tensors=tensors,
         random_state=random_state,
-        documents=None if documents is None else [row.unique().tolist() for row in documents.flatten(0, -2)],
+        documents=documents(),
         text=None if tokenizer is None else [tokenizer.decode(row, skip_special_tokens=False) for row in rows],
         **facts,
     )

@@ -17,15 +17,18 @@ class Opening(Callback):
     What an earlier attempt logged after the step that this one begins at is dropped then, and not before.
     """
 
-    def __init__(self, run: RunDirectory, config: str) -> None:
-        """Where, and the complete configuration as YAML."""
-        self.run, self.config = run, config
+    def __init__(self, run: RunDirectory, config: str, resumes: str | None = None) -> None:
+        """Where, the complete configuration as YAML, and the checkpoint that this attempt goes on from.
+
+        The Trainer would say the last too late: with DeepSpeed after `on_fit_start`.
+        """
+        self.run, self.config, self.resumes = run, config, resumes
         self._events = event_files(run.curves)  # before this attempt's logger begins one
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write them."""
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._go_back(trainer, stored_step(Path(trainer.ckpt_path)) if trainer.ckpt_path else 0)
+            self._go_back(trainer, stored_step(Path(self.resumes)) if self.resumes else 0)
             self.run.begin(self.config)
             tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
             if tokenizer is not None:

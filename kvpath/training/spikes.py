@@ -158,9 +158,8 @@ class Spikes(Callback):
         return int(stored["global_step"])
 
     def _put_aside(self, trainer: Trainer, batch: Batch, step: int, reason: str) -> None:
-        tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
         facts = dict(step=step, rank=trainer.global_rank, reason=reason, precision=str(trainer.precision))
-        as_put_aside(batch, tokenizer, **facts).write(self.run / "bad_batches")
+        as_put_aside(batch, getattr(trainer, "datamodule", None), **facts).write(self.run / "bad_batches")
 
     def _write_event(
         self, trainer: Trainer, step: int, first: int, action: Action, reason: str, loss: float, gradient_norm: float

@@ -56,7 +56,9 @@ def test_metrics_have_the_documented_names(trained: Path) -> None:
     assert len(summary["stream_hash"]) == 16
 
 
-def test_metrics_are_the_same_for_another_strategy(toy: Path, tmp_path: Path) -> None:
+def test_metrics_are_the_same_for_another_strategy_and_so_is_the_stream(
+    toy: Path, trained: Path, tmp_path: Path
+) -> None:
     concat = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "delta_dim": 2, "path_length": 2}
     attention = tmp_path / "concat.yaml"
     attention.write_text(
@@ -68,6 +70,11 @@ def test_metrics_are_the_same_for_another_strategy(toy: Path, tmp_path: Path) ->
         *IN_THE_FILE,
         *VALIDATION,
     }
+    ours, theirs = (
+        [line["data/stream_hash"] for line in metrics_of(run) if "train/loss" in line]
+        for run in (tmp_path / "run", trained)
+    )
+    assert ours == theirs[:3]
 
 
 def curves(run: Path) -> EventAccumulator:

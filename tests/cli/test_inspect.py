@@ -61,6 +61,7 @@ def test_the_batch_is_recomputed(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert (found["step"], found["rank"], found["reason"]) == (5, 0, "the norm of the gradient is nan")
     assert (found["weights_of_step"], found["first_not_finite"]) == (6, None)
     assert [row["tokens"] for row in found["documents"]] == [16] * 4
+    assert [len(of_sequence) > 0 for of_sequence in found["document_numbers"]] == [True] * 4
     layers = {row["name"]: row for row in found["layers"]}
     assert list(layers) == ["embedding", "blocks.0", "blocks.1", "norm", "head"]
     assert layers["embedding"]["largest_logit"] is None

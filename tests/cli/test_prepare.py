@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any, NoReturn
@@ -83,6 +84,38 @@ def test_what_contradicts_the_shards_is_refused(
     assert "data.tokenizer is not the one that" in message
     stream = ["--data.stream=true", "--data.eval_limit_tokens=20", f"--data.tokenizer.name={shards / 'tokenizer.json'}"]
     assert "holds tokens, not text" in refused(capsys, *run, *stream, "--data.tokenizer.vocab_size=null")
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "cut off", "a bit flipped"])
+def test_a_damaged_shard_is_named_with_its_checksum(
+    toy: Path, shards: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "shards"
+    shutil.copytree(shards, directory)
+    path = directory / "train" / "00000-0000.tokens"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut off":
+        os.truncate(path, 100)
+    elif damage == "a bit flipped":
+        content = bytearray(path.read_bytes())
+        content[100] ^= 1
+        path.write_bytes(content)
+    fit = ["fit", "-c", toy, *prepared(directory), "--data.tokenizer.vocab_size=null", "--trainer.fast_dev_run=1"]
+    verified = [*fit, "--data.source.verify=true"]
+    if damage == "none":
+        assert kvpath(*verified) == 0
+        return
+    messages = [refused(capsys, *verified)]
+    if damage == "a bit flipped":
+        assert kvpath(*fit) == 0  # the size alone does not tell
+    else:
+        messages.append(refused(capsys, *fit))
+    (shard,) = json.loads((directory / "manifest.json").read_text())["shards"]
+    for message in messages:
+        assert str(path) in message
+        assert shard["regions"]["train"]["sha256"]["tokens"] in message
+        assert message.endswith("and the same `kvpath prepare` makes it again")
 
 
 def test_a_run_is_not_evaluated_on_documents_that_it_may_have_trained_on(

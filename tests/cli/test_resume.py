@@ -14,7 +14,9 @@ import pytest
 import torch
 import yaml
 
+from kvpath.cli.resume import refuse_changes
 from kvpath.data import Budget, Files, PackedText, TokenizerConfig
+from kvpath.errors import UserError
 from tests.cli.test_fit import curves
 from tests.runs import kvpath, metrics_of, toy_config, write_config
 
@@ -182,6 +184,14 @@ def test_harmless_changes_are_listed(trained: Path, tmp_path: Path, capsys: pyte
     assert "changed since the run began: every.log: 1 step -> 2 steps" in capsys.readouterr().err
     assert kvpath("fit", "--run", run, "--ckpt_path", "last", "--allow", "[everything]", "--data.seed=3") == 2
     assert "--allow must name some of model, data, horizon, got everything" in capsys.readouterr().err
+
+
+def test_how_a_source_is_read_may_change(capsys: pytest.CaptureFixture[str]) -> None:
+    source = "data.source.init_args"
+    refuse_changes({f"{source}.verify": (False, True), f"{source}.tries": (7, 20)}, [])
+    assert f"changed since the run began: {source}.tries: 7 -> 20" in capsys.readouterr().err
+    with pytest.raises(UserError, match="that changes the data of a run"):
+        refuse_changes({f"{source}.text_field": ("text", "body")}, [])
 
 
 def heed_ctrl_c() -> None:

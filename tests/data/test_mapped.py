@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvpath.data import mapped
-from kvpath.data.mapped import FirstTokens, JoinedRun, MappedArray
+from kvpath.data.mapped import FirstTokens, JoinedRun, MappedArray, documents_in
 from kvpath.data.packing import TokenRun
 from kvpath.data.regions import Manifest
 
@@ -76,3 +76,10 @@ def test_the_first_tokens_are_whole_documents(max_tokens: int, n_documents: int,
     assert front.manifest.n_bytes == 10 * n_tokens
     assert len(front.tokens) == len(front.tokens[0:99]) == n_tokens
     assert front.offsets[:].tolist() == [0, 5, 6, 12][: n_documents + 1]
+
+
+@pytest.mark.parametrize(
+    ("spans", "numbers"), [([(0, 5)], [0]), ([(4, 6)], [0, 1]), ([(6, 12), (0, 1)], [0, 2]), ([(4, 7)], [0, 1, 2])]
+)
+def test_documents_of_tokens(spans: list[tuple[int, int]], numbers: list[int]) -> None:
+    assert documents_in(np.array([0, 5, 6, 12], dtype=np.uint64), spans) == numbers

@@ -1,7 +1,10 @@
 """A stream is dealt to lanes: the same for any number of ranks and workers, and from any step on."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from kvpath.data.lane_reader import StreamSettings
 from kvpath.data.loaders import Batch
 from kvpath.data.packing import IGNORE
 from kvpath.data.record import StreamRecord, as_hex
-from kvpath.data.sources import Files
+from kvpath.data.sources import Files, files
 from kvpath.data.stream import StreamLoader
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
@@ -155,17 +158,66 @@ def test_a_resume_by_the_record_tokenises_little_and_is_exact(
 
 def count_tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Documents of each batch that is tokenised from now on."""
-    from kvpath.data import lane_reader
-
     seen: list[int] = []
-    encode: Callable[..., list[np.ndarray]] = lane_reader.encode_documents
+    encode: Callable[..., tuple[np.ndarray, np.ndarray]] = Tokenizer.encode_joined
 
-    def counted(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    def counted(self: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         seen.append(len(texts))
-        return encode(tokenizer, texts)
+        return encode(self, texts)
 
-    monkeypatch.setattr(lane_reader, "encode_documents", counted)
+    monkeypatch.setattr(Tokenizer, "encode_joined", counted)
     return seen
+
+
+@pytest.fixture
+def parted(settings: StreamSettings, documents: list[str], tmp_path: Path) -> StreamSettings:
+    """The same documents in eight files."""
+    for k in range(8):
+        rows = (json.dumps({"text": text}) + "\n" for text in documents[5 * k : 5 * k + 5])
+        (tmp_path / f"part-{k}.jsonl").write_text("".join(rows), encoding="utf-8")
+    return replace(settings, source=Files([str(tmp_path / "part-*.jsonl")]), lanes=4)
+
+
+@pytest.mark.parametrize("group", [None, 3])
+def test_a_resume_opens_no_file_before_those_that_its_lanes_are_in(
+    parted: StreamSettings, group: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    read = files.read_texts
+
+    def seen(path: Path, *arguments: Any) -> Iterator[str]:
+        opened.append(path.name)
+        return read(path, *arguments)
+
+    settings = replace(parted, group=group)
+    whole, _ = streamed(settings)
+    monkeypatch.setattr(files, "read_texts", seen)
+    begun_at = []
+    for step in range(1, 6):
+        record = StreamRecord()
+        list(loader(settings, steps=range(step), record=record))
+        places = record.places(step)
+        assert places is not None
+        for known in (places, places[:, :3]):  # without the part, as older checkpoints are, from the first on
+            opened.clear()
+            (batch,) = loader(settings, steps=range(step, step + 1), record=StreamRecord(step, None, known))
+            assert torch.equal(batch["tokens"].flatten(0, 1), whole[step])
+            begun_at.append(int(opened[0][5]))
+        in_first_epoch = places[places[:, 0] == places[:, 0].min()]
+        assert begun_at[-2:] == [in_first_epoch[:, 3].min(), 0]
+    assert max(begun_at) > 2
+
+
+def test_bad_documents_are_said_by_part_and_by_one_reader(
+    parted: StreamSettings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in parted.source.paths()[2:4]:  # type: ignore[attr-defined]
+        with path.open("a") as file:
+            file.write("not JSON\n")
+    source = replace(parted.source, bad_documents="skip")  # type: ignore[type-var]
+    until_its_end(loader(replace(parted, source=source, repeat=False), workers=2))
+    said = [line for line in capfd.readouterr().err.splitlines() if "decoded" in line]
+    assert said == [f"{source.label}, part {k} of 8: 1 documents could not be decoded: skipped" for k in (3, 4)]
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])

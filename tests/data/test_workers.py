@@ -61,6 +61,10 @@ def test_other_faults_stay_as_they_are() -> None:
             "DataLoader worker (pid 7) exited unexpectedly with exit code 1. Details are lost",
             "7 died (unexpectedly with exit code 1)",
         ),
+        (
+            "DataLoader worker (pid 8) is killed by signal: Bus error. It is possible that workers are out",
+            "8 died (killed by signal: Bus error): the usual reasons are a file of the data that was cut off while it",
+        ),
     ],
 )
 def test_what_torch_says(said: str, ending: str) -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from kvpath.analysis.audit import audit
+from kvpath.analysis.live_bytes import LiveBytes
 from kvpath.attention import AttentionStrategy
 from kvpath.inference.cache import Cache
 from kvpath.model import BackboneConfig, Decoder
-from kvpath.testing.allocation import PeakBytes, live_tensor_bytes
+from kvpath.testing.allocation import live_tensor_bytes
 from tests.analysis.models import ATTENTION
 
 TOKENS = 1024
@@ -38,10 +39,10 @@ def test_decoding_takes_the_bytes_that_the_audit_says(
     stated = audit(config, context=TOKENS)
     assert taken == pytest.approx(stated.allocated_bytes_per_token * TOKENS, rel=0.01)
     assert taken == pytest.approx(stated.stored_bytes_per_token * TOKENS, rel=0.01)
-    with PeakBytes() as peak:
+    with LiveBytes() as live:
         model(step, store=cache)
-    record_property("peak_bytes_of_a_step", peak.bytes)
-    assert 0 < peak.bytes < taken
+    record_property("peak_bytes_of_a_step", live.peak)
+    assert 0 < live.peak < taken
 
 
 def test_live_bytes_count_each_storage_once() -> None:
@@ -57,10 +58,10 @@ def test_live_bytes_count_each_storage_once() -> None:
 
 def test_the_peak_is_of_what_lives_at_once() -> None:
     base = torch.zeros(100)
-    with PeakBytes() as peak:
+    with LiveBytes() as live:
         for _ in range(3):
             made = base + 1
             made = made[:50]
         del made
         _ = torch.cat((base, base))
-    assert peak.bytes == 800
+    assert live.peak == 800

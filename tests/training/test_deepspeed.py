@@ -14,6 +14,7 @@ import torch
 
 from kvpath.errors import UserError
 from kvpath.inference.load import load
+from kvpath.training.bad_batch import BadBatch
 from kvpath.training.deepspeed import mistakes, strategy
 from kvpath.training.deepspeed.directory import ShardedCheckpoint, Sharding, is_sharded, refuse_other_sharding
 from kvpath.training.stored_config import Damaged, read_checkpoint
@@ -40,7 +41,10 @@ EVERY = [
 ]
 BACK = [Plan("gqa-some", kind, what="back") for kind in ("zero2", "zero3")]
 RESUMED = [Plan("gqa-some", "zero2", tied=True, what="resume"), Plan("concat-some", "zero3", what="resume")]
+STREAMED = Plan("gqa-some", "zero2", what="resume", stream=True)
+POISONED = [Plan("gqa-some", kind, what=what) for what in ("skip", "stop") for kind in ("ddp", "zero2")]
 OTHERS_RESUMED = [
+    replace(STREAMED, strategy="zero3"),
     Plan("concat-some", "zero1", what="resume"),
     Plan("concat-some", "zero3+offload", tied=True, what="resume"),
     Plan("concat-some", "zero2", precision="bf16-mixed", what="resume"),
@@ -81,7 +85,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(corpus: Path, out: Path) -> dict[str, Any]:
-    return on_ranks([*EQUAL, *BACK, *RESUMED], corpus, out)
+    return on_ranks([*EQUAL, *BACK, *RESUMED, STREAMED, *POISONED], corpus, out)
 
 
 def assert_as_on_one(plan: Plan, report: dict[str, Any], corpus: Path, folder: Path) -> None:
@@ -115,8 +119,44 @@ def test_a_spike_goes_back_to_a_checkpoint_as_on_one(
     assert_as_on_one(plan, reports[str(plan)], corpus, tmp_path)
 
 
+@needs_deepspeed
+@pytest.mark.parametrize("plan", POISONED, ids=str)
+def test_a_gradient_of_one_rank_that_is_no_number_is_left_out_by_both(
+    plan: Plan,
+    reports: dict[str, Any],
+    out: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report, folder = reports[str(plan)], out / str(plan)
+    alone = zero_ranks.run(replace(plan, strategy="auto"), corpus, tmp_path / "alone", ranks=1)
+    one, other = report["of_ranks"]
+    assert one == other
+    step = zero_ranks.NOT_TAKEN + 1
+    if plan.what == "skip":
+        assert one == {"error": None, "left_out": [[step, step]]}
+        for name in ("losses", "validation"):
+            assert report[name] == pytest.approx(alone[name], rel=1e-5), name
+    else:
+        assert f"step {step}: the norm of the gradient is " in one["error"]
+    (event,) = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert (event["step"], event["action"]) == (step, plan.what)
+    batches = sorted(path.name for path in (folder / "bad_batches").iterdir())
+    assert batches == [f"step-000004-rank{rank}.{kind}" for rank in (0, 1) for kind in ("json", "safetensors")]
+    whole = BadBatch.read(tmp_path / "alone" / "bad_batches" / "step-000004-rank0.json")
+    shares = [BadBatch.read(folder / "bad_batches" / f"step-000004-rank{rank}.json") for rank in (0, 1)]
+    assert [share.rank for share in shares] == [0, 1]
+    assert torch.equal(torch.cat([share.tensors["tokens"] for share in shares]), whole.tensors["tokens"])
+    capsys.readouterr()
+    batch = folder / "bad_batches" / "step-000004-rank1.json"
+    assert kvpath("inspect", batch, "--ckpt_path", folder / "last.ckpt", "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rank"], found["weights_of_step"]) == (1, zero_ranks.STEPS if plan.what == "skip" else 2)
+
+
 def assert_same_as_unbroken(report: dict[str, Any]) -> None:
-    for name in ("losses", "validation"):
+    for name in ("losses", "validation", "hash"):
         unbroken, resumed = report[name]
         assert resumed == unbroken
     assert report["same_weights"]
@@ -124,7 +164,7 @@ def assert_same_as_unbroken(report: dict[str, Any]) -> None:
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("plan", RESUMED, ids=str)
+@pytest.mark.parametrize("plan", [*RESUMED, STREAMED], ids=str)
 def test_a_resumed_run_is_bitwise_the_unbroken_one(plan: Plan, reports: dict[str, Any]) -> None:
     assert_same_as_unbroken(reports[str(plan)])
 
@@ -229,8 +269,22 @@ def test_the_command_line_says_so_too(
 
 def test_every_wrong_field_is_named() -> None:
     with pytest.raises(UserError) as caught:
-        strategy.ZeRO(stage=4, offload_parameters=True, bucket_elements=0, timeout_minutes=0, config={"optimizer": {}})
-    for field in ("stage must be", "offload_parameters", "bucket_elements", "timeout_minutes", "config must not"):
+        strategy.ZeRO(
+            stage=4,  # type: ignore[arg-type]
+            offload_parameters=True,
+            bucket_elements=0,
+            live_elements=0,
+            timeout_minutes=0,
+            config={"optimizer": {}},
+        )
+    for field in (
+        "stage must be",
+        "offload_parameters",
+        "bucket_elements",
+        "live_elements",
+        "timeout_minutes",
+        "config must not",
+    ):
         assert field in str(caught.value)
 
 

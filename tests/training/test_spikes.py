@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
+from kvpath.data.regions import Split
 from kvpath.errors import UserError
 from kvpath.training.bad_batch import BadBatch
 from kvpath.training.saving import Saving
@@ -101,6 +102,12 @@ def test_the_batch_is_put_aside(corpus: Path, tmp_path: Path) -> None:
     assert batch.reason == "the norm of the gradient is nan"
     assert batch.text is not None
     assert batch.text == [data.tokenizer.decode(row.tolist(), False) for row in batch.tensors["tokens"].flatten(0, 1)]
+    assert batch.documents is not None
+    corpus_of_run = data.source.corpora(data.tokenizer, Split(5))["train"]
+    for row, documents in zip(batch.tensors["tokens"].flatten(0, 1).tolist(), batch.documents, strict=True):
+        first, last = (corpus_of_run.offsets[i : i + 1].item() for i in (documents[0], documents[-1] + 1))
+        found = corpus_of_run.tokens[first:last].tolist()
+        assert any(found[at : at + len(row)] == row for at in range(len(found)))
     torch.set_rng_state(batch.random_state["cpu"])
 
 

@@ -58,8 +58,9 @@ def toy_data(
 ) -> PackedText:
     """`steps` steps of 4 x 16 tokens."""
     budget = Budget(tokens=steps * SEQUENCES * SEQ_LEN, global_batch_sequences=SEQUENCES, micro_batch=micro_batch)
-    plain = dict(seq_len=SEQ_LEN, budget=budget, holdout_every=5)
-    return kind(Files([str(corpus)]), TokenizerConfig("train", vocab_size=300), **{**plain, **changes})
+    tokenizer = TokenizerConfig("train", vocab_size=300)
+    plain = dict(tokenizer=tokenizer, seq_len=SEQ_LEN, budget=budget, holdout_every=5)
+    return kind(Files([str(corpus)]), **{**plain, **changes})
 
 
 class Record(Callback):

@@ -2,15 +2,18 @@
 
 import faulthandler
 import json
+import math
 import sys
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
+from kvpath.data import TokenizerConfig
+from kvpath.errors import UserError
 from kvpath.training.deepspeed.strategy import ZeRO
 from kvpath.training.saving import Saving
 from kvpath.training.spikes import Action, Spikes
@@ -37,7 +40,11 @@ class Plan:
     activation_checkpointing: bool = False
     precision: str = "32-true"
     what: str = "train"
-    """train: one step is not taken. back: one goes back to a checkpoint. resume: compared with an unbroken run."""
+    """train: one step is not taken. back: one goes back to a checkpoint. skip and stop: what is done about a gradient
+    of the last rank that is no number. resume: compared with an unbroken run."""
+
+    stream: bool = False
+    """Tokenise on the fly."""
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
@@ -48,6 +55,22 @@ class Jump(Spikes):
 
     def _what_is_wrong(self, loss: float, gradient_norm: float) -> tuple[str, Action] | None:
         return ("the test says so", "back") if len(self.losses) == 3 and not self.left_out else None
+
+
+class Poison(Callback):
+    """Makes the fourth gradient of the last rank no number."""
+
+    def __init__(self) -> None:
+        self._hook: Any = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == NOT_TAKEN and trainer.global_rank == trainer.world_size - 1:
+            self._hook = next(pl_module.parameters()).register_hook(lambda gradient: gradient * math.nan)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
 
 def strategy_of(name: str) -> str | ZeRO:
@@ -74,10 +97,23 @@ def fit(plan: Plan, corpus: Path, *callbacks: Callback, ranks: int, **changes: A
     plain: dict[str, Any] = {"devices": ranks, "strategy": strategy_of(plan.strategy), "precision": plan.precision}
     plain["enable_checkpointing"] = bool(callbacks)
     trainer = toy_trainer(record, *callbacks, **{**plain, **changes})
-    data = toy_data(corpus, steps=STEPS, micro_batch=1, kind=Uneven, eval_batch_tokens=48)
+    streamed = stream_of(corpus) if plan.stream else {}
+    data = toy_data(corpus, steps=STEPS, micro_batch=1, kind=Uneven, eval_batch_tokens=48, **streamed)
     trainer.fit(module, data, **load)
-    validation = [result["nll_sum"] for result in module.results]
-    return {"losses": record.losses, "gradient_norms": record.gradient_norms, "validation": validation}
+    return {
+        "losses": record.losses,
+        "gradient_norms": record.gradient_norms,
+        "validation": [result["nll_sum"] for result in module.results],
+        "hash": data.stream_hash(),
+    }
+
+
+def stream_of(corpus: Path) -> dict[str, Any]:
+    """A stream needs a finished tokenizer: that of the tokenised corpus, in a file."""
+    file = corpus.with_name("tokenizer.json")
+    toy_data(corpus).load_tokenizer().save(file)
+    stream = {"stream": True, "lanes": 4, "num_workers": 2, "eval_limit_tokens": 60}
+    return {"tokenizer": TokenizerConfig(str(file)), **stream}
 
 
 def run(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
@@ -87,6 +123,8 @@ def run(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
         return fit(plan, corpus, Jump(folder), Saving(folder, "2 steps"), ranks=ranks)
     if plan.what == "train":
         return fit(plan, corpus, ranks=ranks)
+    if plan.what in ("skip", "stop"):
+        return fit_poisoned(plan, corpus, folder, ranks)
     unbroken = fit(plan, corpus, Saving(folder / "unbroken", "2 steps"), ranks=ranks)
     broken = fit(plan, corpus, Saving(folder / "broken", "2 steps"), ranks=ranks, max_steps=3)
     last = folder / "broken" / "last.ckpt"
@@ -95,8 +133,25 @@ def run(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
     return {
         "losses": [unbroken["losses"], broken["losses"] + goes_on["losses"]],
         "validation": [unbroken["validation"], goes_on["validation"]],
+        "hash": [unbroken["hash"], goes_on["hash"]],
         "same_weights": [bool(torch.equal(value, weights[1][name])) for name, value in weights[0].items()],
     }
+
+
+def fit_poisoned(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
+    """What happened, and of every rank what it left out and the mistake it ended with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spikes, saving = Spikes(folder, on_nan=cast(Action, plan.what)), Saving(folder, "2 steps")
+    report, error = {}, None
+    try:
+        report = fit(plan, corpus, Poison(), spikes, saving, ranks=ranks)
+    except UserError as found:
+        error = str(found)
+    own = {"error": error, "left_out": spikes.left_out}
+    of_ranks: list[Any] = [own] * ranks
+    if ranks > 1:
+        torch.distributed.all_gather_object(of_ranks, own)
+    return {**report, "of_ranks": of_ranks}
 
 
 if __name__ == "__main__":

@@ -90,10 +90,10 @@ class Source(ABC):
         """How much of it the last pass has read, from 0 to 1, if that is known."""
         return None
 
-    def say_skipped(self) -> None:
-        """After a pass: one line on how many documents were left out because they could not be decoded."""
-        if self.skipped:
-            print(f"{self.label}: {self.skipped:,} documents could not be decoded: skipped", file=sys.stderr)
+    def say_skipped(self, skipped: int, of: str = "") -> None:
+        """One line on how many documents of a pass (or ``of`` what) could not be decoded, unless it is none."""
+        if skipped:
+            print(f"{self.label}{of}: {skipped:,} documents could not be decoded: skipped", file=sys.stderr)
 
     def tokenizer(self, name: str) -> "Tokenizer | None":
         """The tokenizer of a source that comes tokenised, if ``name`` (of the configuration) means that one."""
@@ -102,6 +102,13 @@ class Source(ABC):
     def own_split(self, stated: Split) -> Split:
         """Which document belongs to which region, where ``stated`` may leave that to the source."""
         return stated
+
+    def check(self) -> None:  # noqa: B027 (most keep nothing)
+        """Asked once on each machine before its documents are used: is what is kept of them as it was written?
+
+        Raises:
+            UserError: naming what is not.
+        """
 
     def corpora(self, tokenizer: "Tokenizer", split: Split) -> Mapping[Region, Corpus]:
         """The regions of ``split``, tokenised: made on first use, then found in the cache.

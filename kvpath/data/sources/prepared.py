@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class Prepared(Source):
     """Shards made by ``kvpath prepare``, mapped into memory. Their tokenizer and what they hold out lie with them.
 
-    Sizes of files are checked when training begins, checksums by ``kvpath prepare --verify DIRECTORY``.
-
     Args:
         directory: the ``--output`` of ``kvpath prepare``.
+        verify: before anything else compare the checksum of every file, as ``kvpath prepare --verify DIRECTORY`` does,
+            once on each machine: that reads all of them. Otherwise only their sizes are looked at.
     """
 
     directory: str
+    verify: bool = False
 
     @property
     def label(self) -> str:
@@ -39,6 +40,10 @@ class Prepared(Source):
 
     def fingerprint(self) -> str:
         return digest("prepared", read_json(Path(self.directory) / MANIFEST, "the manifest of prepared shards"))
+
+    def check(self) -> None:
+        if self.verify:
+            self._folder().verify()
 
     def tokenizer(self, name: str) -> "Tokenizer | None":
         from kvpath.data.tokenizer import TokenizerConfig

@@ -26,8 +26,17 @@ _OURS = ("gradient_clipping", "gradient_accumulation_steps", "train_batch_size",
 """What is settled by the model's and the data's configuration."""
 
 
+FIELDS = ("stage", "offload_parameters", "bucket_elements", "live_elements", "timeout_minutes", "config")
+"""What `check_fields` looks at."""
+
+
 def check_fields(
-    stage: int, offload_parameters: bool, bucket_elements: int, timeout_minutes: float, config: Mapping[str, Any]
+    stage: int,
+    offload_parameters: bool,
+    bucket_elements: int,
+    live_elements: int,
+    timeout_minutes: float,
+    config: Mapping[str, Any] | None,
 ) -> None:
     """Refuse what `ZeRO` cannot be made of.
 
@@ -38,8 +47,13 @@ def check_fields(
         f"stage must be 1, 2 or 3, got {stage}" * (stage not in (1, 2, 3)),
         f"offload_parameters needs stage 3, got stage {stage}" * (offload_parameters and stage != 3),
         f"bucket_elements must be positive, got {bucket_elements}" * (bucket_elements < 1),
+        f"live_elements must be positive, got {live_elements}" * (live_elements < 1),
         f"timeout_minutes must be positive, got {timeout_minutes}" * (not timeout_minutes > 0),
-        *(f"config must not hold {key}: model.optimizer and data.budget settle it" for key in _OURS if key in config),
+        *(
+            f"config must not hold {key}: model.optimizer and data.budget settle it"
+            for key in _OURS
+            if key in (config or {})
+        ),
     ]
     UserError.raise_all(f"trainer.strategy ZeRO: {problem}" for problem in problems if problem)
     if find_spec("deepspeed") is None:

@@ -1,6 +1,5 @@
 """The Trainer's strategy for DeepSpeed's ZeRO, on GPUs, and on CPU processes for trials and tests."""
 
-import atexit
 import errno
 import logging
 import os
@@ -18,11 +17,12 @@ from kvpath.errors import UserError
 from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, refuse_other_sharding
 from kvpath.training.deepspeed.mistakes import check_can_be_sharded, check_fields
 from kvpath.training.deepspeed.stepping import EngineStepping
+from kvpath.training.meeting import MeetsInTime
 from kvpath.training.module import check_shapes
 from kvpath.training.whole_files import remove, write_whole
 
 
-class ZeRO(DeepSpeedStrategy):
+class ZeRO(MeetsInTime, DeepSpeedStrategy):
     """Trains with ZeRO stages 1 to 3: the same gradients as with DDP, within rounding."""
 
     stepping = EngineStepping
@@ -34,6 +34,7 @@ class ZeRO(DeepSpeedStrategy):
         offload_parameters: bool = False,
         overlap_comm: bool = True,
         bucket_elements: int = 200_000_000,
+        live_elements: int = 200_000_000,
         timeout_minutes: float = 30.0,
         config: dict[str, Any] | None = None,
     ) -> None:
@@ -45,6 +46,7 @@ class ZeRO(DeepSpeedStrategy):
             offload_parameters: Keep the weights in the memory of the host while they are not needed; stage 3 only.
             overlap_comm: Exchange gradients while the backward pass goes on.
             bucket_elements: Gradients exchanged at once; a bucket, or two with overlap_comm, takes device memory.
+            live_elements: Weights that stage 3 holds whole at once; the others are gathered when they are needed.
             timeout_minutes: How long a rank waits for the others before it gives up.
             config: More of DeepSpeed's configuration, as in its JSON; it goes over what follows from the fields above.
 
@@ -52,7 +54,7 @@ class ZeRO(DeepSpeedStrategy):
             UserError: naming the field and the value, or how to install DeepSpeed.
         """
         config = config or {}
-        check_fields(stage, offload_parameters, bucket_elements, timeout_minutes, config)
+        check_fields(stage, offload_parameters, bucket_elements, live_elements, timeout_minutes, config)
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it wonders aloud
         zero: dict[str, Any] = {
@@ -62,6 +64,8 @@ class ZeRO(DeepSpeedStrategy):
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,
         }
+        if stage == 3:
+            zero |= {"stage3_max_live_parameters": live_elements, "stage3_max_reuse_distance": live_elements}
         if offload_optimizer:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
         if offload_parameters:
@@ -97,7 +101,6 @@ class ZeRO(DeepSpeedStrategy):
                 f"trainer.accelerator is {kind}, but DeepSpeed has chosen {get_accelerator().device_name()}:"
                 f" set DS_ACCELERATOR={kind} in the environment"
             )
-        atexit.register(_leave_the_others)
         if kind != "cpu":
             super().setup_environment()
             return
@@ -216,12 +219,6 @@ def _log_to_standard_error() -> None:
     for handler in logging.getLogger("DeepSpeed").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
-
-
-def _leave_the_others() -> None:
-    """A process that ends with its connections open may wait for their threads."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _use_gloo_alone() -> None:

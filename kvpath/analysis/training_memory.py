@@ -1,0 +1,69 @@
+"""What a training step holds beyond weights, gradients and moments: found by running it on tensors without memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kvpath.analysis.live_bytes import LiveBytes
+from kvpath.model.config import BackboneConfig
+from kvpath.model.decoder import Decoder
+from kvpath.model.loss import LossSums
+
+
+class Pass(NamedTuple):
+    """The most bytes that one micro-batch holds at once beside the weights, in its forward and backward pass."""
+
+    first: int
+    """With the gradients that it makes on its way."""
+
+    later: int
+    """Without the gradients of earlier micro-batches, which it adds to."""
+
+
+def pass_bytes(
+    config: BackboneConfig,
+    sequences: int,
+    seq_len: int,
+    *,
+    weights: torch.dtype = torch.float32,
+    autocast: torch.dtype | None = None,
+    activation_checkpointing: bool = False,
+) -> Pass:
+    """Run both passes of two micro-batches on fake tensors: every operation of the model, and no arithmetic.
+
+    Args:
+        config: the model.
+        sequences: of a micro-batch.
+        seq_len: tokens in each.
+        weights: their dtype, which is that of their gradients too.
+        autocast: the dtype of products where it is another one; copies of the weights in it are held and count.
+        activation_checkpointing: whether blocks are run again in the backward pass instead of kept.
+    """
+    with FakeTensorMode(), _made_in(weights):
+        model = Decoder(config)
+        model.activation_checkpointing = activation_checkpointing
+        tokens_BT = torch.zeros(sequences, seq_len, dtype=torch.int64)
+        peaks = []
+        for _ in range(2):
+            with LiveBytes() as live:
+                with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                    sums = model(tokens_BT, tokens_BT)
+                    assert isinstance(sums, LossSums)
+                    (sums.total * 1.0).backward()
+                del sums
+            peaks.append(live.peak)
+        return Pass(*peaks)
+
+
+@contextmanager
+def _made_in(dtype: torch.dtype) -> Iterator[None]:
+    """Fake parameters cannot be cast."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from kvpath.analysis.sharing import Sharing
+from kvpath.analysis.training_memory import Pass
+
+P = 1_000
+PASSES = Pass(first=9_000, later=7_000)
+
+
+def parts(sharing: Sharing, accumulation: int = 1) -> list[int]:
+    """Weights, gradients, optimizer, buffers, activations."""
+    memory = sharing.memory(P, PASSES, 1, accumulation, checkpointing=False)
+    found = [memory.weights, memory.gradients, memory.optimizer, memory.buffers, memory.activations]
+    assert memory.total == sum(found)
+    return found
+
+
+def test_one_process_makes_its_gradients_on_its_way() -> None:
+    assert parts(Sharing()) == [4 * P, 4 * P, 8 * P, 0, 5_000]
+
+
+def test_gradients_that_are_there_already_come_on_top() -> None:
+    assert parts(Sharing(), accumulation=2) == [4 * P, 4 * P, 8 * P, 0, 7_000]
+    assert parts(Sharing(ranks=2)) == [4 * P, 4 * P, 8 * P, 0, 7_000]  # DDP's buckets
+
+
+@pytest.mark.parametrize(
+    ("stage", "gradients", "weights"), [(1, 2 * P, 2 * P), (2, P // 2, 2 * P), (3, P // 2, P // 2 + 2 * (100 + P))]
+)
+def test_zero_in_bf16_shares_out_more_with_each_stage(stage: int, gradients: int, weights: int) -> None:
+    sharing = Sharing(ranks=4, stage=stage, precision="bf16-mixed", bucket_elements=500, live_elements=100)
+    assert (sharing.weight_dtype, sharing.autocast) == (torch.bfloat16, None)
+    found = parts(sharing)
+    assert found[:3] == [weights, gradients, 12 * P // 4]
+    assert found[3] >= 500 * 2 * (1 if stage == 3 else 2)
+
+
+def test_offloading_moves_state_to_the_host() -> None:
+    sharing = Sharing(ranks=2, stage=3, precision="bf16-mixed", offload_optimizer=True, offload_parameters=True)
+    memory = sharing.memory(P, PASSES, 1, 1, checkpointing=False)
+    assert (memory.optimizer, memory.gradients) == (0, 0)
+    assert memory.host == 16 * P // 2 + 2 * P // 2
+
+
+def test_a_trainer_s_configuration_says_it_all() -> None:
+    assert Sharing.of({"strategy": "auto", "precision": "bf16-mixed"}, 1) == Sharing(precision="bf16-mixed")
+    strategy = {"class_path": "kvpath.training.deepspeed.strategy.ZeRO", "init_args": {"stage": 3, "config": None}}
+    assert Sharing.of({"strategy": strategy, "precision": None}, 8) == Sharing(ranks=8, stage=3)
+
+
+@pytest.mark.parametrize(("stage", "bytes_each"), [(0, 12), (1, 14), (2, 14), (3, 12)])
+def test_checkpoints(stage: int, bytes_each: int) -> None:
+    precision = "bf16-mixed" if stage else "32-true"
+    assert Sharing(ranks=2, stage=stage, precision=precision).checkpoint_bytes(P) == bytes_each * P
+
+
+def test_each_stage_holds_less_than_the_one_before() -> None:
+    totals = [
+        Sharing(16, stage, "bf16-mixed").memory(10**9, PASSES, 1, 1, checkpointing=False).total for stage in (1, 2, 3)
+    ]
+    assert totals[2] < totals[1] < totals[0] < Sharing(16).memory(10**9, PASSES, 1, 1, checkpointing=False).total
