@@ -36,7 +36,7 @@ def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Co
 
     from kvpath.analysis.matching import resolve_widths
     from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
-    from kvpath.pieces import resolve
+    from kvpath.pieces import compose, resolve
     from kvpath.training.module import LanguageModel
 
     allow_choice_by_class()
@@ -44,7 +44,8 @@ def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Co
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_lightning_class_args(LanguageModel, "model")
     parser.add_argument("--name", type=str | None)
-    for group in ("data", "trainer", "every", "sample", "on_spike"):
+    groups = ("data", "trainer", "every", "sample", "on_spike")
+    for group in groups:
         parser.add_argument(f"--{group}", type=dict[str, Any], default={})
     for key in ("seed_everything", "peak_flops", "stop_on", "on_nan"):
         parser.add_argument(f"--{key}", type=Any)
@@ -54,7 +55,9 @@ def load_config(*pieces: str, overrides: tuple[str, ...] | list[str] = ()) -> Co
     parsed.pop("config")
     stems = [piece.rsplit("/", 1)[-1].removesuffix(".yaml") for piece in pieces if "attention" in piece]
     name = parsed.name or (stems[-1] if stems else type(backbone.attention).__name__)
-    return Config(backbone, name, parsed.as_dict())
+    # The parser takes these as they are, a later piece's in place of an earlier one's.
+    plain = compose(map(resolve, pieces), overrides)
+    return Config(backbone, name, {**parsed.as_dict(), **{group: plain.get(group, {}) for group in groups}})
 
 
 def backbone_from(values: dict[str, Any]) -> BackboneConfig:

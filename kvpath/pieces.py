@@ -1,7 +1,11 @@
 """Finding the YAML pieces that ``-c`` names: a local file first, else one that is shipped with kvpath."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
 
 from kvpath.errors import UserError
 
@@ -68,6 +72,32 @@ def resolve_argv(argv: list[str]) -> list[str]:
             argument = str(resolve(argument))
         resolved.append(argument)
     return resolved
+
+
+def compose(files: Iterable[Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain values of pieces, later ones over earlier ones, and of dotted overrides over all: `--a.b=c`, `--a.b c`.
+
+    Values are as YAML has them: nothing is checked.
+    """
+    whole: dict[str, Any] = {}
+    for file in files:
+        whole = merged(whole, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    rest = iter(overrides)
+    for argument in rest:
+        flag, equals, text = argument.partition("=")
+        value: Any = yaml.safe_load(text if equals else next(rest, ""))
+        for part in reversed(flag.removeprefix("--").split(".")):
+            value = {part: value}
+        whole = merged(whole, value)
+    return whole
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries, those of `over` going into those of `under`."""
+    both = dict(under)
+    for key, value in over.items():
+        both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value
+    return both
 
 
 def _first_comment(file: Path) -> str:

@@ -153,6 +153,7 @@ def plan(case: Case, small: bool) -> tuple[int, Memory]:
         weights=sharing.weight_dtype,
         autocast=sharing.autocast,
         activation_checkpointing=case.checkpointing,
+        gradients_held=sharing.gradients_held(case.accumulation),
     )
     return parameters, sharing.memory(parameters, passes, case.micro_batch, case.accumulation, case.checkpointing)
 

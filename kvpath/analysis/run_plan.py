@@ -119,6 +119,7 @@ def plan_stage(
 
     @cache
     def memory(micro_batch: int, checkpointing: bool) -> Memory:
+        accumulation = whole.sequences_per_rank // micro_batch
         passes = pass_bytes(
             config,
             micro_batch,
@@ -126,8 +127,8 @@ def plan_stage(
             weights=sharing.weight_dtype,
             autocast=sharing.autocast,
             activation_checkpointing=checkpointing,
+            gradients_held=sharing.gradients_held(accumulation),
         )
-        accumulation = whole.sequences_per_rank // micro_batch
         return sharing.memory(counted.parameters, passes, micro_batch, accumulation, checkpointing)
 
     micro_batches = [m for m in range(1, whole.sequences_per_rank + 1) if whole.sequences_per_rank % m == 0]

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from kvpath.analysis.training_memory import Pass
-
 _GATHERED_AHEAD = 50_000_000
 """Weights that DeepSpeed's stage 3 gathers before they are needed, by its own default."""
 
@@ -94,12 +92,18 @@ class Sharing:
     def _in_bf16_by_zero(self) -> bool:
         return bool(self.stage) and self.precision.startswith("bf16")
 
-    def memory(self, parameters: int, passes: Pass, micro_batch: int, accumulation: int, checkpointing: bool) -> Memory:
+    def gradients_held(self, accumulation: int) -> bool:
+        """Whether all memory of the gradients is taken before a step's last pass, and not on its way."""
+        alone = self.stage == 0 and self.ranks == 1  # DDP's buckets are the gradients, and stay
+        return accumulation > 1 or not (alone or self.stage == 1)
+
+    def memory(self, parameters: int, passes: int, micro_batch: int, accumulation: int, checkpointing: bool) -> Memory:
         """What a rank holds.
 
         Args:
             parameters: of the model.
-            passes: of a micro-batch, as `pass_bytes` found them in `weight_dtype` and `autocast`.
+            passes: bytes of a micro-batch, as `pass_bytes` found them with `weight_dtype`, `autocast` and
+                `gradients_held`.
             micro_batch: sequences in it.
             accumulation: micro-batches of a step.
             checkpointing: whether the passes ran with it.
@@ -114,26 +118,20 @@ class Sharing:
             return 3 * parameters * size
         return parameters * (12 + (size if self.stage < 3 else 0))
 
-    def _whole(self, parameters: int, passes: Pass, micro_batch: int, accumulation: int, checkpointing: bool) -> Memory:
+    def _whole(self, parameters: int, passes: int, micro_batch: int, accumulation: int, checkpointing: bool) -> Memory:
         weights = parameters * self.weight_dtype.itemsize
-        kept = accumulation > 1 or self.ranks > 1  # DDP's buckets are the gradients, and stay
-        most = max(passes.first, weights + passes.later if kept else 0)
-        return Memory(micro_batch, accumulation, checkpointing, weights, weights, 2 * weights, 0, most - weights)
+        activations = passes if self.gradients_held(accumulation) else max(0, passes - weights)
+        return Memory(micro_batch, accumulation, checkpointing, weights, weights, 2 * weights, 0, activations)
 
     def _by_zero(
-        self, parameters: int, passes: Pass, micro_batch: int, accumulation: int, checkpointing: bool
+        self, parameters: int, passes: int, micro_batch: int, accumulation: int, checkpointing: bool
     ) -> Memory:
         size, part = self.weight_dtype.itemsize, -(-parameters // self.ranks)
         optimizer, host = 12 * part, 0
         buckets = self.bucket_elements * size * (1 + self.overlap_comm)
         weights = parameters * size
-        if self.stage == 1:
-            gradients = weights
-            whole = accumulation > 1
-            activations = passes.later if whole else max(0, passes.first - gradients)
-        else:
-            gradients = part * size
-            activations = passes.later
+        gradients = weights if self.stage == 1 else part * size
+        activations = passes if self.gradients_held(accumulation) else max(0, passes - gradients)
         if self.stage == 3:
             live = min(parameters, self.live_elements) + min(parameters, _GATHERED_AHEAD)
             weights = (0 if self.offload_parameters else part * size) + live * size

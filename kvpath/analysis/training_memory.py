@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,16 +12,6 @@ from kvpath.model.decoder import Decoder
 from kvpath.model.loss import LossSums
 
 
-class Pass(NamedTuple):
-    """The most bytes that one micro-batch holds at once beside the weights, in its forward and backward pass."""
-
-    first: int
-    """With the gradients that it makes on its way."""
-
-    later: int
-    """Without the gradients of earlier micro-batches, which it adds to."""
-
-
 def pass_bytes(
     config: BackboneConfig,
     sequences: int,
@@ -31,8 +20,11 @@ def pass_bytes(
     weights: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
     activation_checkpointing: bool = False,
-) -> Pass:
-    """Run both passes of two micro-batches on fake tensors: every operation of the model, and no arithmetic.
+    gradients_held: bool = False,
+) -> int:
+    """The most bytes that one micro-batch holds at once beside the weights, in its forward and backward pass.
+
+    Found by running them on fake tensors: every operation of the model, and no arithmetic.
 
     Args:
         config: the model.
@@ -41,21 +33,21 @@ def pass_bytes(
         weights: their dtype, which is that of their gradients too.
         autocast: the dtype of products where it is another one; copies of the weights in it are held and count.
         activation_checkpointing: whether blocks are run again in the backward pass instead of kept.
+        gradients_held: whether gradients of earlier micro-batches are there, which do not count; else those that the
+            pass makes on its way do.
     """
     with FakeTensorMode(), _made_in(weights):
         model = Decoder(config)
         model.activation_checkpointing = activation_checkpointing
+        if gradients_held:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         tokens_BT = torch.zeros(sequences, seq_len, dtype=torch.int64)
-        peaks = []
-        for _ in range(2):
-            with LiveBytes() as live:
-                with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                    sums = model(tokens_BT, tokens_BT)
-                    assert isinstance(sums, LossSums)
-                    (sums.total * 1.0).backward()
-                del sums
-            peaks.append(live.peak)
-        return Pass(*peaks)
+        with LiveBytes() as live, torch.autocast("cpu", autocast, enabled=autocast is not None):
+            sums = model(tokens_BT, tokens_BT)
+            assert isinstance(sums, LossSums)
+            (sums.total * 1.0).backward()
+        return live.peak
 
 
 @contextmanager

@@ -200,11 +200,15 @@ class Decoder(nn.Module):
 def turned(weight: Tensor) -> Tensor:
     """The same matrix, laid out in memory along its longer side.
 
-    A CPU's product with one vector reads long rows about twice as fast as many short ones.
+    A CPU's product with one vector reads long rows about twice as fast as many short ones. What a cache of it holds
+    anyway is left as it is.
     """
-    if weight.dim() != 2 or weight.shape[0] <= weight.shape[1]:
-        return weight.contiguous()
-    return weight.t().contiguous().t()
+    wide = weight.dim() == 2 and weight.shape[0] > weight.shape[1]
+    return weight.t().contiguous().t() if wide and weight.numel() >= LARGE else weight
+
+
+LARGE = 2**18
+"""Elements of a matrix that are worth it."""
 
 
 def _weights_changed(model: Decoder, _: object) -> None:

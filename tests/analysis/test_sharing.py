@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from kvpath.analysis.sharing import Sharing
-from kvpath.analysis.training_memory import Pass
 
 P = 1_000
-PASSES = Pass(first=9_000, later=7_000)
+PASSES = 7_000
 
 
 def parts(sharing: Sharing, accumulation: int = 1) -> list[int]:
@@ -17,7 +16,7 @@ def parts(sharing: Sharing, accumulation: int = 1) -> list[int]:
 
 
 def test_one_process_makes_its_gradients_on_its_way() -> None:
-    assert parts(Sharing()) == [4 * P, 4 * P, 8 * P, 0, 5_000]
+    assert parts(Sharing()) == [4 * P, 4 * P, 8 * P, 0, 7_000 - 4 * P]
 
 
 def test_gradients_that_are_there_already_come_on_top() -> None:

@@ -293,9 +293,3 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused() -> None:
     mistakes.check_can_be_sharded(torch.optim.AdamW([weight]), 3)
     with pytest.raises(UserError, match="Adafactor cannot be sharded by ZeRO stage 2"):
         mistakes.check_can_be_sharded(torch.optim.Adafactor([weight]), 2)
-
-
-def test_more_of_deepspeeds_configuration_goes_over_ours() -> None:
-    under = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "x": 1}
-    over = {"zero_optimization": {"overlap_comm": False}, "y": 2}
-    assert strategy.merged(under, over) == {"zero_optimization": {"stage": 2, "overlap_comm": False}, "x": 1, "y": 2}

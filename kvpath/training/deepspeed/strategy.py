@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from lightning.pytorch.strategies.deepspeed import DeepSpeedStrategy
 from torch.nn import Module
 
 from kvpath.errors import UserError
+from kvpath.pieces import merged
 from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, refuse_other_sharding
 from kvpath.training.deepspeed.mistakes import check_can_be_sharded, check_fields
 from kvpath.training.deepspeed.stepping import EngineStepping
@@ -191,14 +192,6 @@ def shapes_of(module: Module) -> dict[str, tuple[int, ...]]:
     """The shape of every weight, tied ones too, whatever part of it this rank has."""
     named = module.named_parameters(remove_duplicate=False)
     return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in named}
-
-
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries, those of `over` going into those of `under`."""
-    both = dict(under)
-    for key, value in over.items():
-        both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value
-    return both
 
 
 def _make_anew(path: Path) -> None:
