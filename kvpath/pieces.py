@@ -1,5 +1,6 @@
 """Finding the YAML pieces that ``-c`` names: a local file first, else one that is shipped with kvpath."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -81,15 +82,29 @@ def compose(files: Iterable[Path], overrides: Sequence[str] = ()) -> dict[str, A
     """
     whole: dict[str, Any] = {}
     for file in files:
-        whole = merged(whole, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+        whole = merged(whole, _read(file.read_text(encoding="utf-8")) or {})
     rest = iter(overrides)
     for argument in rest:
         flag, equals, text = argument.partition("=")
-        value: Any = yaml.safe_load(text if equals else next(rest, ""))
+        value = _read(text if equals else next(rest, ""))
         for part in reversed(flag.removeprefix("--").split(".")):
             value = {part: value}
         whole = merged(whole, value)
     return whole
+
+
+def _read(text: str) -> Any:
+    """YAML as the command line reads it: 5e9 is a number without a point or a sign, too."""
+    return yaml.load(text, _Numbers)
+
+
+class _Numbers(yaml.SafeLoader):
+    pass
+
+
+_Numbers.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,11 +102,11 @@ def test_every_shipped_piece_says_what_it_is() -> None:
 
 
 def test_composed_values_are_merged_key_by_key(root: Path) -> None:
-    (root / "a.yaml").write_text("data: {budget: {tokens: 5, micro_batch: 1}}\ntrainer: {strategy: ddp}\n")
+    (root / "a.yaml").write_text("data: {budget: {tokens: 5.5e2, micro_batch: 1}}\ntrainer: {strategy: ddp}\n")
     (root / "b.yaml").write_text("data: {seq_len: 8}\ntrainer: {strategy: {class_path: ZeRO}}\n")
     files = [root / "a.yaml", root / "b.yaml"]
-    assert pieces.compose(files, ["--data.budget.tokens=9", "--data.budget.micro_batch", "2", "--name", "x"]) == {
-        "data": {"budget": {"tokens": 9, "micro_batch": 2}, "seq_len": 8},
+    assert pieces.compose(files, ["--data.budget.tokens=9e3", "--data.budget.micro_batch", "2", "--name", "x"]) == {
+        "data": {"budget": {"tokens": 9000.0, "micro_batch": 2}, "seq_len": 8},
         "trainer": {"strategy": {"class_path": "ZeRO"}},
         "name": "x",
     }

@@ -144,7 +144,7 @@ def draw_against_context(curves: Curves, file: Path, title: str, unit: str) -> N
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.ticker import NullFormatter, StrMethodFormatter
+        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
     except ImportError as error:
         raise UserError("drawing needs matplotlib: pip install 'kvpath[demo]'") from error
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -163,6 +163,7 @@ def draw_against_context(curves: Curves, file: Path, title: str, unit: str) -> N
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, [f"{context:,}" for context in ticks])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("context, tokens")
