@@ -89,7 +89,7 @@ class Decoder(nn.Module):
     def compact(self) -> None:
         """Run the strategy's compact modules from now on, in passes with a store and without gradients.
 
-        They hold for these weights: `expand`, `train`, and whatever loads or moves weights drop them. On a CPU wide
+        They hold for these weights: `expand`, `train`, and whatever loads or moves weights drop them. On a CPU tall
         weights are turned in memory, too, values and shapes as they are: see `turned`.
         """
         if self.embedding.weight.device.type == "cpu":
@@ -203,8 +203,8 @@ def turned(weight: Tensor) -> Tensor:
     A CPU's product with one vector reads long rows about twice as fast as many short ones. What a cache of it holds
     anyway is left as it is.
     """
-    wide = weight.dim() == 2 and weight.shape[0] > weight.shape[1]
-    return weight.t().contiguous().t() if wide and weight.numel() >= LARGE else weight
+    tall = weight.dim() == 2 and weight.shape[0] > weight.shape[1]
+    return weight.t().contiguous().t() if tall and weight.numel() >= LARGE else weight
 
 
 LARGE = 2**18

@@ -5,6 +5,7 @@ from torch.testing import assert_close
 
 from kvpath.attention import GQA
 from kvpath.model import BackboneConfig, Decoder
+from kvpath.model.decoder import turned
 from tests.cases import CASES, Case, every_case, tokens
 
 WIDE = GQA(n_heads=4, n_kv_heads=2, head_dim=32)
@@ -148,3 +149,12 @@ def test_compiled_gradients_are_equal(case: Case) -> None:
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     # Compiled cosines of the float32 angles may differ in the last bit.
     assert_close(found[1], found[0], atol=1e-5, rtol=1e-6)
+
+
+def test_tall_weights_are_turned_for_one_vector_and_stay_what_they_were() -> None:
+    tall, flat, small = torch.randn(1024, 256), torch.randn(256, 1024), torch.randn(64, 8)
+    assert torch.equal(turned(tall), tall)
+    assert turned(tall).shape == tall.shape
+    assert turned(tall).stride() == (1, 1024)
+    assert turned(flat) is flat
+    assert turned(small) is small
