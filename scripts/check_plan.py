@@ -26,10 +26,11 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader
 
 from kvpath import load_config
+from kvpath.analysis.audit import count_parameters, on_meta
 from kvpath.analysis.live_bytes import LiveBytes
+from kvpath.analysis.run_plan import memory_of
 from kvpath.analysis.sharing import Memory, Sharing
 from kvpath.analysis.tables import table
-from kvpath.analysis.training_memory import pass_bytes
 from kvpath.model import BackboneConfig
 from kvpath.training import LanguageModel, OptimizerConfig
 
@@ -141,21 +142,10 @@ def strategy(case: Case) -> Any:
 
 def plan(case: Case, small: bool) -> tuple[int, Memory]:
     """Parameters, and what is told of this case."""
-    config, sharing = case.config(small), case.sharing
-    with torch.device("meta"):
-        from kvpath.model import Decoder
-
-        parameters = sum(parameter.numel() for parameter in Decoder(config).parameters())
-    passes = pass_bytes(
-        config,
-        case.micro_batch,
-        case.seq_len,
-        weights=sharing.weight_dtype,
-        autocast=sharing.autocast,
-        activation_checkpointing=case.checkpointing,
-        gradients_held=sharing.gradients_held(case.accumulation),
-    )
-    return parameters, sharing.memory(parameters, passes, case.micro_batch, case.accumulation, case.checkpointing)
+    config = case.config(small)
+    parameters = count_parameters(on_meta(config))
+    kind = (case.micro_batch, case.seq_len, case.accumulation, case.checkpointing)
+    return parameters, memory_of(config, parameters, case.sharing, *kind)
 
 
 def on_ranks(case: Case, small: bool) -> int:

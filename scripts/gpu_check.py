@@ -30,8 +30,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvpath import load_config, pieces
 from kvpath.analysis.audit import audit
 from kvpath.analysis.machine import OutOfTime, time_limit
+from kvpath.analysis.run_plan import memory_of
 from kvpath.analysis.sharing import Sharing
-from kvpath.analysis.training_memory import pass_bytes
 from kvpath.config import build_model
 from kvpath.inference.cache import Cache
 from kvpath.inference.workload import random_cache
@@ -172,8 +172,8 @@ class Check:
             "flops_per_s": counted.training_flops_per_token * sequences * length / seconds,
         }
         if self.device.type == "cuda" and not hf and not compiled:
-            passes = pass_bytes(config, sequences, length, autocast=torch.bfloat16)
-            planned = Sharing(precision="bf16-mixed").memory(counted.parameters, passes, sequences, 1, False).total
+            sharing = Sharing(precision="bf16-mixed")
+            planned = memory_of(config, counted.parameters, sharing, sequences, length).total
             found |= {"planned_bytes": planned, "measured_bytes": torch.cuda.max_memory_allocated()}
         return found
 

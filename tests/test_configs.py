@@ -70,18 +70,7 @@ def printed(capsys: pytest.CaptureFixture[str], *names: str | Path) -> str:
 
 def composed(names: Pieces) -> dict[str, Any]:
     """The pieces as they stand, later ones over earlier ones."""
-    whole: dict[str, Any] = {}
-    for name in names:
-        merge(whole, yaml.safe_load(pieces.shipped(name).read_text(encoding="utf-8")))
-    return whole
-
-
-def merge(into: dict[str, Any], values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            merge(into[key], value)
-        else:
-            into[key] = value
+    return pieces.compose(map(pieces.shipped, names))
 
 
 def lost(stated: Any, values: Any, key: str = "") -> list[str]:

@@ -97,6 +97,38 @@ class StagePlan:
         return None if self.seconds is None else self.seconds / 3600 * self.plan.world_size
 
 
+def memory_of(
+    config: BackboneConfig,
+    parameters: int,
+    sharing: Sharing,
+    micro_batch: int,
+    seq_len: int,
+    accumulation: int = 1,
+    checkpointing: bool = False,
+) -> Memory:
+    """What a rank holds at the worst moment of a step.
+
+    Args:
+        config: the model, its widths solved.
+        parameters: how many it has.
+        sharing: how the ranks share weights, gradients and moments out.
+        micro_batch: sequences that run together.
+        seq_len: tokens in a sequence.
+        accumulation: micro-batches of a step.
+        checkpointing: whether blocks are run again in the backward pass instead of kept.
+    """
+    passes = pass_bytes(
+        config,
+        micro_batch,
+        seq_len,
+        weights=sharing.weight_dtype,
+        autocast=sharing.autocast,
+        activation_checkpointing=checkpointing,
+        gradients_held=sharing.gradients_held(accumulation),
+    )
+    return sharing.memory(parameters, passes, micro_batch, accumulation, checkpointing)
+
+
 def plan_stage(
     name: str, config: BackboneConfig, budget: Budget, seq_len: int, sharing: Sharing, machine: Machine
 ) -> StagePlan:
@@ -120,16 +152,7 @@ def plan_stage(
     @cache
     def memory(micro_batch: int, checkpointing: bool) -> Memory:
         accumulation = whole.sequences_per_rank // micro_batch
-        passes = pass_bytes(
-            config,
-            micro_batch,
-            seq_len,
-            weights=sharing.weight_dtype,
-            autocast=sharing.autocast,
-            activation_checkpointing=checkpointing,
-            gradients_held=sharing.gradients_held(accumulation),
-        )
-        return sharing.memory(counted.parameters, passes, micro_batch, accumulation, checkpointing)
+        return memory_of(config, counted.parameters, sharing, micro_batch, seq_len, accumulation, checkpointing)
 
     micro_batches = [m for m in range(1, whole.sequences_per_rank + 1) if whole.sequences_per_rank % m == 0]
     options = tuple(_largest(lambda m: memory(m, again), micro_batches, room) for again in (False, True))  # noqa: B023

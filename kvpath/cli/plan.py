@@ -39,8 +39,8 @@ def plan_command(argv: list[str]) -> int:
         utilisation=args.utilisation,
         tokens_per_second=args.tokens_per_second,
     )
-    stages = [_planned([*args.config, stage], overrides, stage, machine) for stage in args.stages or [None] if stage]
-    stages = stages or [_planned(args.config, overrides, args.config[-1], machine)]
+    over = [[stage] for stage in args.stages] or [[]]
+    stages = [_planned([*args.config, *stage], overrides, machine) for stage in over]
     print(
         json.dumps([as_dict(stage) for stage in stages], indent=2) if args.format == "json" else _text(stages, machine)
     )
@@ -66,14 +66,15 @@ def _parser() -> Arguments:
     return parser
 
 
-def _planned(pieces: list[str], overrides: list[str], name: str, machine: Machine) -> StagePlan:
+def _planned(pieces: list[str], overrides: list[str], machine: Machine) -> StagePlan:
+    """Named after the last piece."""
     config = load_config(*pieces, overrides=overrides)
     values = config.values["data"]
     problems = [f"data.{key} is not stated: add a stage piece" for key in ("seq_len", "budget") if key not in values]
     UserError.raise_all(problems)
     data = data_from({"source": {"class_path": "Files", "init_args": {"files": ["-"]}}, **values})
     sharing = Sharing.of(config.values["trainer"], machine.ranks)
-    return plan_stage(name, config.backbone, data.budget, data.seq_len, sharing, machine)
+    return plan_stage(pieces[-1], config.backbone, data.budget, data.seq_len, sharing, machine)
 
 
 def as_dict(stage: StagePlan) -> dict[str, Any]:

@@ -34,7 +34,7 @@ GUARDED = {
 }
 """What changes the model, the order of the data, or the learning rate of the steps to come."""
 
-_HOW_TO_READ = (".tries", ".verify")
+_HOW_TO_READ = ("tries", "verify")
 """What of a source changes none of its documents."""
 
 
@@ -72,7 +72,7 @@ def refuse_changes(changed: dict[str, tuple[Any, Any]], allowed: list[str]) -> N
         f"{key} was {old} and is now {new}: that changes the {kind} of a run; --allow '[{kind}]' allows it"
         for key, (old, new) in changed.items()
         for kind, prefixes in GUARDED.items()
-        if key.startswith(prefixes) and not key.endswith(_HOW_TO_READ) and kind not in allowed
+        if key.startswith(prefixes) and key.rpartition(".")[2] not in _HOW_TO_READ and kind not in allowed
     )
 
 
@@ -114,7 +114,7 @@ def refuse_other_holdout(trained: dict[str, Any], now: dict[str, Any], region: s
         )
 
 
-_OF_A_PASS = ("max_documents", "bad_documents", "tries", "verify")
+_OF_A_PASS = ("max_documents", "bad_documents", *_HOW_TO_READ)
 """What of a source does not change which documents it is about."""
 
 
