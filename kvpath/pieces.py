@@ -82,18 +82,18 @@ def compose(files: Iterable[Path], overrides: Sequence[str] = ()) -> dict[str, A
     """
     whole: dict[str, Any] = {}
     for file in files:
-        whole = merged(whole, _read(file.read_text(encoding="utf-8")) or {})
+        whole = merged(whole, read(file.read_text(encoding="utf-8")) or {})
     rest = iter(overrides)
     for argument in rest:
         flag, equals, text = argument.partition("=")
-        value = _read(text if equals else next(rest, ""))
+        value = read(text if equals else next(rest, ""))
         for part in reversed(flag.removeprefix("--").split(".")):
             value = {part: value}
         whole = merged(whole, value)
     return whole
 
 
-def _read(text: str) -> Any:
+def read(text: str) -> Any:
     """YAML as the command line reads it: 5e9 is a number without a point or a sign, too."""
     return yaml.load(text, _Numbers)
 

@@ -49,6 +49,9 @@ WINDOWS = 32
 PASSES = 2
 """Over the text of a stream, which need not be long then."""
 
+PAGE = 4000
+"""Characters of a document; longer texts are cut."""
+
 Result = dict[str, Any]
 
 
@@ -138,7 +141,7 @@ def silence() -> Iterator[None]:
 
 
 def some_text(args: argparse.Namespace) -> list[str]:
-    """Documents, of so many bytes in all."""
+    """Documents as long as web pages, of so many bytes in all."""
     if args.small:
         draw = np.random.default_rng(0)
         return [" ".join(f"w{i}" for i in draw.zipf(1.3, 60) % 997) for _ in range(200)]
@@ -147,7 +150,8 @@ def some_text(args: argparse.Namespace) -> list[str]:
     for text in source.documents():
         if left <= 0:
             break
-        texts.append(text)
+        # A stream deals documents to lanes, which are as long as each other only if documents are many.
+        texts += [text[start : start + PAGE] for start in range(0, len(text), PAGE)]
         left -= len(text.encode())
     return texts
 

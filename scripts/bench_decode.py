@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +56,9 @@ from kvpath.model import BackboneConfig, Decoder
 
 SMALL = ("n_layers=2", "d_model=32", "vocab_size=64", "d_ff=64")
 """What --small makes of any model."""
+
+CELLS = ("single", "prefill", "filled")
+"""Kinds of passes: a token in each row, a prompt, a token in as many rows as fit."""
 
 SMALLER = 64
 """By what --small divides every length."""
@@ -151,6 +154,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--once", type=float, default=4.0, help="seconds of a pass that has one turn only (4)")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds of a cell, preparing included (90)")
     parser.add_argument("--minutes", type=float, default=18.0, help="after which no further turn begins (18)")
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), help="kinds of passes (all)")
     parser.add_argument("--memory", default="4GB", metavar="SIZE", help="to fill with sequences (4GB)")
     parser.add_argument("--precision", choices=tuple(DTYPES), help="bf16, or fp32 where that is faster")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="where to write latency.png and memory.png")
@@ -177,10 +181,12 @@ def backbone(args: argparse.Namespace, model: str) -> BackboneConfig:
 def cells_of(arm: Arm, args: argparse.Namespace) -> list[Cell]:
     """All kinds of passes; single tokens of few rows where each other shape is compiled anew."""
     k = 1024 // SMALLER if args.small else 1024
-    decoding = [Cell(f"{n}K x {batch}", n * k, batch) for n, batch in ((1, 1), (8, 1), (32, 1), (1, 8), (8, 8))]
-    prefills = [Cell(f"prefill {n}K", n * k, new=n * k) for n in (1, 8)]
-    filled = [Cell(f"{args.memory} of {n}K", n * k, batch=None) for n in (8, 32)]
-    return decoding if arm.compiled else [*decoding, *prefills, Cell("1K after 31K", 32 * k, new=k), *filled]
+    kinds = {
+        "single": [Cell(f"{n}K x {batch}", n * k, batch) for n, batch in ((1, 1), (8, 1), (32, 1), (1, 8), (8, 8))],
+        "prefill": [*(Cell(f"prefill {n}K", n * k, new=n * k) for n in (1, 8)), Cell("1K after 31K", 32 * k, new=k)],
+        "filled": [Cell(f"{args.memory} of {n}K", n * k, batch=None) for n in (8, 32)],
+    }
+    return [cell for kind in args.cells for cell in kinds[kind] if kind == "single" or not arm.compiled]
 
 
 # One arm, in a process of its own -------------------------------------------------------------------------------------
@@ -302,8 +308,9 @@ def parent(args: argparse.Namespace) -> int:
 
     turns, busy = take_turns(args)
     measured = [found.machine for found in turns.pop(Arm("machine"))["machine"] if found.machine]
-    machine = Machine(max(one.bytes_per_s for one in measured), max(one.flops_per_s for one in measured))
-    print(f"machine: {machine.bytes_per_s / 1e9:,.1f} GB/s, {machine.flops_per_s / 1e9:,.1f} GFLOP/s\n")
+    machine = Machine(*(max(getattr(one, rate.name) for one in measured) for rate in fields(Machine)))
+    rates = [rate / 1e9 for rate in (machine.bytes_per_s, machine.sum_bytes_per_s, machine.flops_per_s)]
+    print("machine: {:,.1f} GB/s ({:,.1f} in sums), {:,.1f} GFLOP/s\n".format(*rates))
     by_arm = {arm: list(summarise(arm, found, machine, args)) for arm, found in turns.items()}
     timings = [timing for of in by_arm.values() for timing in of]
     peers = [timing for arm, of in by_arm.items() if arm.kind.startswith("hf") for timing in of]
@@ -387,7 +394,7 @@ def measure_apart(arm: Arm, args: argparse.Namespace) -> Iterator[Found]:
     """`measure` in a new process, which holds nothing else; what it found before it failed counts."""
     names = ("base", "tokens", "seconds", "limit", "memory", "precision", "skip")
     flags = [f"--{name}={getattr(args, name)}" for name in names]
-    command = [sys.executable, __file__, *flags, "--arm", json.dumps(asdict(arm))]
+    command = [sys.executable, __file__, *flags, "--cells", *args.cells, "--arm", json.dumps(asdict(arm))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

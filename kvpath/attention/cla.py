@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kvpath.attention.context import Context
 from kvpath.attention.gqa import GQA
 from kvpath.attention.layout import Layout, Read, Slot
-from kvpath.attention.product import Segment, attend
+from kvpath.attention.product import Product, Segment, attend
 from kvpath.attention.strategy import Backbone, split_heads
 from kvpath.errors import UserError
 
@@ -82,8 +82,10 @@ class ReadingAttention(nn.Module):
         self.w_q = backbone.linear(backbone.d_model, strategy.n_heads * strategy.head_dim)
         self.w_o = strategy.output.build(strategy.n_heads * strategy.head_dim, backbone)
 
-    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context, product: Product = attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and nothing made."""
         k, v = context.received(read)
         q_BTHD = context.rotate(split_heads(self.w_q(self.norm(context.computed(x_BTC))), self.n_heads))
-        return self.w_o(attend([q_BTHD], [Segment(k=(k,), v=(v,))], context)), ()
+        return self.w_o(product([q_BTHD], [Segment(k=(k,), v=(v,))], context)), ()

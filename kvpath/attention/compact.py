@@ -1,5 +1,6 @@
 """What the compact modules of all strategies have in common: another way through the weights of a plain module."""
 
+import inspect
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -40,10 +41,16 @@ class TakesProduct(Protocol):
 class SplitAttention(CompactAttention[nn.Module]):
     """A plain module with its product over parts: stored entries are read where they lie, nothing is joined.
 
-    Beyond the cache it holds a tile of scores, and of entries if they are stored in a narrow dtype.
+    Beyond the cache it holds a tile of scores, and of entries if they are stored in a narrow dtype; entries that are
+    all of one part meet many queries, or queries on a GPU, in torch's own kernels.
     """
 
     def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
         """As the plain module's."""
         plain: TakesProduct = self.plain
         return plain(x_BTC, read, context, product=attend_split)
+
+
+def split(plain: nn.Module) -> nn.Module | None:
+    """`SplitAttention` of a module that leaves its product to the caller; None for a subclass's that does not."""
+    return SplitAttention(plain) if "product" in inspect.signature(plain.forward).parameters else None

@@ -3,14 +3,15 @@
 Multi-head attention is n_kv_heads = n_heads, multi-query attention is n_kv_heads = 1.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from kvpath.attention.compact import split
 from kvpath.attention.context import Context
 from kvpath.attention.layout import Heads, Slot
-from kvpath.attention.product import Segment, attend
+from kvpath.attention.product import Product, Segment, attend
 from kvpath.attention.strategy import AttentionStrategy, Backbone, grouping_problems, rotary_problems, split_heads
 
 
@@ -42,6 +43,10 @@ class GQA(AttentionStrategy):
         """The attention module of a layer."""
         return GroupedQueryAttention(self, backbone)
 
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module | None:
+        """The product of few queries by what reads a cache fastest."""
+        return split(attentions[layer])
+
 
 class GroupedQueryAttention(nn.Module):
     """q, k, v = W h; softmax(RoPE(q) RoPE(k)^T / sqrt(d)) v."""
@@ -55,11 +60,13 @@ class GroupedQueryAttention(nn.Module):
         self.w_v = backbone.linear(backbone.d_model, strategy.n_kv_heads * strategy.head_dim)
         self.w_o = strategy.output.build(strategy.n_heads * strategy.head_dim, backbone)
 
-    def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context, product: Product = attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The update of the residual stream, and (k, v)."""
         h_BTC = self.norm(x_BTC)
         k = context.append("k", context.rotate(split_heads(self.w_k(h_BTC), self.n_kv_heads)))
         v = context.append("v", split_heads(self.w_v(h_BTC), self.n_kv_heads))
         q_BTHD = context.rotate(split_heads(self.w_q(context.computed(h_BTC)), self.n_heads))
-        out = attend([q_BTHD], [Segment(k=(k,), v=(v,))], context)
+        out = product([q_BTHD], [Segment(k=(k,), v=(v,))], context)
         return self.w_o(out), (k.values, v.values)

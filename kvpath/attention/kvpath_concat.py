@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kvpath.attention.compact import SplitAttention
+from kvpath.attention.compact import split
 from kvpath.attention.context import Context
 from kvpath.attention.layout import Heads, Read, Slot
 from kvpath.attention.path import PathStrategy
@@ -61,9 +61,9 @@ class KVPathConcat(PathStrategy):
         """The attention module of a layer."""
         return ConcatAttention(self, backbone, makes_alpha=self.starts_path(layer))
 
-    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module | None:
         """Scores and sums over alpha and delta apart."""
-        return SplitAttention(attentions[layer])
+        return split(attentions[layer])
 
 
 class ConcatAttention(nn.Module):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from kvpath.attention.compact import SplitAttention
+from kvpath.attention.compact import split
 from kvpath.attention.context import Context
 from kvpath.attention.layout import Heads, Read, Slot
 from kvpath.attention.path import PathStrategy
@@ -73,9 +73,9 @@ class KVPathRolling(PathStrategy):
         """The attention module of a layer."""
         return RollingAttention(self, layer, backbone)
 
-    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module:
+    def compact(self, layer: int, attentions: Sequence[nn.Module]) -> nn.Module | None:
         """Scores and sums over each layer's columns apart: strided views of what is stored."""
-        return SplitAttention(attentions[layer])
+        return split(attentions[layer])
 
 
 class RollingAttention(nn.Module):

@@ -1,5 +1,7 @@
 """The attention product in tiles, for passes that look back on a store without gradients.
 
+Few queries on a CPU have a compiled function (`kvpath.attention.native`), which does the same with tiles of its own.
+
 Parts over features are multiplied one by one, so stored entries are read where they lie and never joined. What is
 made from them (expanded latents, rebuilt keys, entries in a wider dtype) exists for one tile of keys, scores for one
 tile of queries and keys, in one running softmax: no temporary has more than `TILE_ELEMENTS`, but for a batch so large
@@ -14,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvpath.attention import native
 from kvpath.attention.context import Context, Index
-from kvpath.attention.product import Segment
+from kvpath.attention.product import Segment, attend
 
 TILE_ELEMENTS = 2**18
 """What a tile holds, so that on a CPU it stays in the cache of a core."""
@@ -55,7 +58,12 @@ class KeyRange:
 
 
 def attend_split(q_parts: Sequence[Tensor], segments: Sequence[Segment], context: Context) -> Tensor:
-    """What `kvpath.attention.product.attend` gives, (B, T, H * V), without joining the parts of keys and values."""
+    """What `attend` gives, (B, T, H * V), without joining the parts of keys and values."""
+    first = segments[0]
+    if len(segments) == len(first.k) == len(first.v) == 1:
+        entries = ([first.k[0].values], [first.v[0].values])
+        if not native.takes(_rows(q_parts[0], *entries), *entries):
+            return attend(q_parts, segments, context)
     q_BTHD = torch.cat(tuple(q_parts), dim=-1)
     ranges = [
         KeyRange(
@@ -87,6 +95,8 @@ def attend_in_tiles(
     """
     dtype, device = q_parts[0].dtype, q_parts[0].device.type
     widths = [_shape(part)[1] for part in ranges[0].v]
+    if (out_BTHV := _by_few(q_parts, ranges, context, scale)) is not None:
+        return list(out_BTHV.to(dtype).split(widths, dim=-1))
     if q_parts[0].shape[1] > QUERY_ROWS:
         # Joining a tile costs once for all queries, and then each has one product in place of several.
         q_parts, ranges = [torch.cat(tuple(q_parts), dim=-1)], [_joined(keys) for keys in ranges]
@@ -116,6 +126,29 @@ def attend_in_tiles(
     outs = [softmax.result() for softmax in running.values()]
     parts = [torch.cat(part, dim=2).to(dtype).transpose(1, 2) for part in zip(*outs, strict=True)]
     return parts if len(parts) == len(widths) else list(parts[0].split(widths, dim=-1))
+
+
+def _by_few(q_parts: Sequence[Tensor], ranges: Sequence[KeyRange], context: Context, scale: float) -> Tensor | None:
+    """By the compiled function, (B, T, H, sum of V_j); None where it cannot."""
+    keys = ranges[0]
+    k = [part for part in keys.k if isinstance(part, Tensor)]
+    v = [part for part in keys.v if isinstance(part, Tensor)]
+    if (
+        len(ranges) > 1
+        or len(k) < len(keys.k)
+        or len(v) < len(keys.v)
+        or not native.takes(_rows(q_parts[0], k, v), k, v)
+    ):
+        return None
+    n_queries = q_parts[0].shape[1]
+    seen = context.visible_tile(n_queries, slice(0, n_queries), keys.index, slice(0, len(keys.index)), keys.window)
+    mask = None if isinstance(seen, bool) else seen
+    return native.attend_few(torch.cat(tuple(q_parts), dim=-1), k, v, mask, scale)
+
+
+def _rows(q_BTHD: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> int:
+    """Queries that share a head of keys and values."""
+    return q_BTHD.shape[1] * q_BTHD.shape[2] // max(part.shape[2] for part in (*k, *v))
 
 
 class _RunningSoftmax:

@@ -16,8 +16,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.analysis.matching import resolve_widths
 from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
-from kvpath.cli.results import PredictionFile, results_table, write_results
-from kvpath.cli.resume import changes, refuse_changes, refuse_other_holdout, say_conflicts, trained_on
+from kvpath.cli.perplexity_file import PerplexityFile
+from kvpath.cli.results import PredictionFile, recall_table, results_table
+from kvpath.cli.resume import (
+    changes,
+    refuse_changes,
+    refuse_other_holdout,
+    refuse_trained_texts,
+    say_conflicts,
+    trained_on,
+)
 from kvpath.cli.run_options import Every, Sample
 from kvpath.cli.stages import tokens_seen
 from kvpath.config import backbone_from
@@ -37,7 +45,7 @@ from kvpath.training.metrics_file import MetricsFile, final_metrics
 from kvpath.training.module import LanguageModel
 from kvpath.training.opening import Opening
 from kvpath.training.run_directory import RunDirectory, find_checkpoint, run_of
-from kvpath.training.same_tokenizer import SameTokenizer
+from kvpath.training.same_tokenizer import SameTokenizer, tokenizer_of
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
@@ -251,6 +259,14 @@ class KVPathCLI(LightningCLI):
             yield Progress()
         if self.command == "predict":
             yield PredictionFile(self._output("predictions.jsonl"))
+        if self.command == "test":
+            name = self.own.name or (self.run_directory.path.name if self.run_directory else "model")
+            self.found = PerplexityFile(
+                self._output("retrieval.json" if self.datamodule.asks else "perplexity.json"),
+                name,
+                Path(self.own.ckpt_path),
+            )
+            yield self.found
         yield Interrupts()
         if self.command != "fit":
             return
@@ -333,8 +349,13 @@ class KVPathCLI(LightningCLI):
         """Say where the command line and the checkpoint differ."""
         checkpoint = Path(self.own.ckpt_path)
         say_conflicts(read_checkpoint(checkpoint)["kvpath"]["backbone"], to_plain(self.model.backbone))
-        region = "validation" if self.command == "validate" else "test"
-        refuse_other_holdout(trained_on(checkpoint), self.own.data.as_dict(), region)
+        data = self.own.data.as_dict()
+        if self.command != "validate" and data.get("evaluate"):
+            refuse_trained_texts(trained_on(checkpoint), data["evaluate"], self.datamodule.evaluate)
+        else:
+            refuse_other_holdout(trained_on(checkpoint), data, "validation" if self.command == "validate" else "test")
+        self.datamodule.tokenizer_of_weights = tokenizer_of(checkpoint)
+        self._say_what_to_mind(checkpoint)
         if is_export(checkpoint) or is_sharded(checkpoint) or hasattr(self.trainer.strategy, "sharding"):
             # Lightning reads a file alone, and DeepSpeed no other than its own.
             self.model.load_weights(checkpoint)
@@ -342,24 +363,34 @@ class KVPathCLI(LightningCLI):
 
     before_test = before_predict = before_validate
 
-    def after_validate(self) -> None:
-        """Print what was found."""
-        self._report("validate")
-
-    def after_test(self) -> None:
-        """Print what was found, and write it down."""
-        self._report("test")
+    def _say_what_to_mind(self, checkpoint: Path) -> None:
+        """What is no mistake, and yet may not be meant."""
+        run, longest = run_of(checkpoint), self.model.backbone.max_seq_len
+        if run is not None and not run.summary.exists():
+            rank_zero_say(
+                f"warning: {run.path} is unfinished: these are its weights of step {stored_step(checkpoint):,}"
+            )
+        longer = [f"{context:,}" for context in self.datamodule.eval_contexts if context > longest]
+        if longer and self.command != "validate":
+            rank_zero_say(
+                f"warning: data.eval_contexts {', '.join(longer)}: longer than the max_seq_len={longest:,} that the"
+                " model is trained for"
+            )
 
     @rank_zero_only
-    def _report(self, stage: str) -> None:
-        results = self.model.results
-        print(results_table(results))
-        if stage == "test" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            name = self.own.name or (self.run_directory.path.name if self.run_directory else "model")
-            step = stored_step(Path(self.own.ckpt_path))
-            path = self._output("perplexity.json")
-            write_results(path, name, step, self.model, str(self.trainer.precision), results)
-            rank_zero_say(f"results: {path}")
+    def after_validate(self) -> None:
+        """Print what was found."""
+        print(results_table(self.model.results))
+
+    @rank_zero_only
+    def after_test(self) -> None:
+        """Print what was found, before an interruption, too."""
+        table = recall_table if self.datamodule.asks else results_table
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            print(table(self.model.results))
+            return
+        print(table(self.found.entries()))
+        rank_zero_say(f"results: {self.found.path}")
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

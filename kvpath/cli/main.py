@@ -23,7 +23,9 @@ COMMANDS = {
     "validate": Command("evaluate a trained model on the validation set", "kvpath.cli.running", "validate"),
     "test": Command("perplexity of a trained model per corpus and context", "kvpath.cli.running", "test"),
     "predict": Command("write the likelihood of every token of the test set", "kvpath.cli.running", "predict"),
-    "series": Command("run the stages of a study in order", "kvpath.cli.series", "series"),
+    "series": Command("plan, run and watch a study of many runs", "kvpath.cli.series", "series"),
+    "reproduce": Command("prepare a study of the paper, whole or at a fraction", "kvpath.cli.reproduce", "reproduce"),
+    "lm-eval": Command("tasks of lm-evaluation-harness on a trained model", "kvpath.cli.lm_eval", "lm_eval_command"),
     "generate": Command("text from a trained model", "kvpath.cli.generate", "generate_command"),
     "export": Command(
         "a trained model as safetensors, with its configuration and tokenizer", "kvpath.cli.export", "export_command"
@@ -37,6 +39,9 @@ COMMANDS = {
     ),
     "check": Command(
         "prove that a layout gives the same numbers by every way of running it", "kvpath.cli.check", "check_command"
+    ),
+    "report": Command(
+        "runs as the paper's tables and figures, beside the printed ones", "kvpath.cli.report", "report_command"
     ),
     "prepare": Command(
         "tokenise the data of a configuration into shards, on all cores", "kvpath.cli.prepare", "prepare_command"

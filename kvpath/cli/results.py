@@ -1,4 +1,4 @@
-"""Results of an evaluation: a table for people, a file for programs."""
+"""Results of an evaluation: a table for people, and for programs a file of predictions."""
 
 import json
 from collections.abc import Sequence
@@ -8,52 +8,37 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from kvpath.training.module import LanguageModel
-from kvpath.training.run_directory import commit
-from kvpath.training.stored_config import FORMAT_VERSION
-from kvpath.version import __version__
+from kvpath.evaluation.retrieval import task_name
 
 
 def results_table(results: list[dict[str, Any]]) -> str:
-    """One row for each corpus and context."""
+    """One row for each corpus and context; a column of strides if any windows overlap."""
     width = max([16, *(len(row.get("corpus", "-")) + 1 for row in results)])
-    lines = [
-        f"{'corpus':<{width}}{'context':>9}{'tokens':>12}{'bytes':>12}{'loss':>9}{'perplexity':>12}{'bits/byte':>11}"
-    ]
+    sliding = any(row.get("stride") != row.get("context") for row in results)
+
+    def line(corpus: str, context: str, stride: str, *rest: str) -> str:
+        cells = [context, *([stride] if sliding else []), *rest]
+        return f"{corpus:<{width}}" + "".join(f"{cell:>{size}}" for cell, size in zip(cells, sizes, strict=True))
+
+    sizes = [9, *([9] if sliding else []), 12, 12, 9, 12, 11]
+    lines = [line("corpus", "context", "stride", "tokens", "bytes", "loss", "perplexity", "bits/byte")]
     for row in results:
         bits = row.get("bits_per_byte")
-        lines.append(
-            f"{row.get('corpus', '-'):<{width}}{row.get('context', 0):>9,}{row['tokens']:>12,}{row['bytes'] or 0:>12,}"
-            f"{row['loss']:>9.4f}{row['perplexity']:>12.3f}" + (f"{bits:>11.4f}" if bits is not None else f"{'-':>11}")
-        )
+        counts = [f"{row.get(name) or 0:,}" for name in ("context", "stride", "tokens", "bytes")]
+        measured = [f"{row['loss']:.4f}", f"{row['perplexity']:.3f}", "-" if bits is None else f"{bits:.4f}"]
+        lines.append(line(row.get("corpus", "-"), *counts, *measured))
     return "\n".join(lines)
 
 
-def write_results(
-    path: Path, run: str, step: int, model: LanguageModel, dtype: str, results: list[dict[str, Any]]
-) -> None:
-    """Write a list of objects; an evaluation of the same corpus, context and dtype replaces its own entry."""
-    entries = [
-        {
-            "format_version": FORMAT_VERSION,
-            "run": run,
-            "step": step,
-            "seed": model.seed,
-            "stride": result.get("context"),
-            "dtype": dtype,
-            "code_version": commit() or __version__,
-            **result,
-        }
-        for result in results
-    ]
-    same = ("run", "step", "corpus", "split", "context", "dtype")
-    replaced = {tuple(entry.get(key) for key in same) for entry in entries}
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    kept = [entry for entry in old if tuple(entry.get(key) for key in same) not in replaced]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps([*kept, *entries], indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+def recall_table(results: list[dict[str, Any]]) -> str:
+    """One row for each task, context, and number of keys or depth."""
+    names = [task_name(row) for row in results]
+    width = max([16, *(len(name) + 1 for name in names)])
+    lines = [f"{'task':<{width}}{'context':>9}{'asked':>10}{'correct':>10}{'accuracy':>10}"]
+    for name, row in zip(names, results, strict=True):
+        counts = f"{row['context']:>9,}{row['asked']:>10,}{row['correct']:>10,}"
+        lines.append(f"{name:<{width}}{counts}{row['accuracy']:>10.3f}")
+    return "\n".join(lines)
 
 
 class PredictionFile(BasePredictionWriter):

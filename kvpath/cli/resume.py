@@ -5,13 +5,18 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kvpath.errors import UserError
 from kvpath.training.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from kvpath.data.evaluations import EvaluatedText
 
 GUARDED = {
     "model": ("model.backbone.", "model.seed"),
@@ -112,6 +117,52 @@ def refuse_other_holdout(trained: dict[str, Any], now: dict[str, Any], region: s
             f"data.holdout_every was {before} when the weights were trained and is {after}: that would score documents"
             f" of {min(shared)} that they were trained on; state {before}, or data.{region} (a source)"
         )
+
+
+def refuse_trained_texts(
+    trained: dict[str, Any], evaluate: dict[str, dict[str, Any]], texts: "Mapping[str, EvaluatedText]"
+) -> None:
+    """Refuse to evaluate on documents of `data.evaluate` that the weights were trained on.
+
+    Args:
+        trained: the data section of the configuration that they were trained with.
+        evaluate: that section's `evaluate` of the evaluation.
+        texts: the same, made.
+
+    Raises:
+        UserError: a source is in both, and is not held out in the same way.
+    """
+    from kvpath.data.retrieval import Task  # whose regions share nothing
+
+    evaluate = {name: text for name, text in evaluate.items() if not isinstance(texts[name].source, Task)}
+    leaves = {leaf: json.loads(leaf).get("directory") for leaf in _leaves(trained.get("source"))}
+    before = trained.get("holdout_every")
+    held_out = [
+        (name, before, leaf)
+        for name, text in evaluate.items()
+        for leaf in _leaves(text.get("source"))
+        if leaf in leaves and leaves[leaf] is None
+    ]
+    for directory in filter(None, leaves.values()):
+        held_out += _prepared_from(texts, Path(directory))
+    UserError.raise_all(
+        f"data.evaluate.{name}: holdout_every was {before} when the weights were trained and is {now}: that would score"
+        f" documents of {what} that they were trained on; state {before or 'another source'}"
+        for name, before, what in held_out
+        if (now := texts[name].holdout_every) != before or before is None
+    )
+
+
+def _prepared_from(texts: "Mapping[str, EvaluatedText]", directory: Path) -> Iterator[tuple[str, int | None, str]]:
+    """The texts that prepared shards were made of, if these are still there, and how they hold documents out."""
+    from kvpath.data.shards import ShardFolder
+
+    # what cannot be read is refused where it is needed
+    with suppress(UserError):
+        plan = ShardFolder(directory).plan
+        for name, text in texts.items():
+            if text.source.fingerprint() == plan.source:
+                yield name, plan.holdout_every, str(directory)
 
 
 _OF_A_PASS = ("max_documents", "bad_documents", *_HOW_TO_READ)

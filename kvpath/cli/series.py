@@ -1,103 +1,32 @@
-"""`kvpath series run FILE`: the stages of a study in order, each from the weights of the one before.
-
-A series file says where the stages go, the pieces that all share, and the pieces of each stage:
-
-    run: runs/concat
-    pieces: [model/98m, attention/kvpath_concat, data/fineweb_edu]
-    stages:
-      - {name: 2k, pieces: [stage/2k]}
-      - {name: 8k, pieces: [stage/8k]}
-
-Stage `2k` is trained in `runs/concat/2k`. What is done is not done again; a stage that was killed goes on.
-"""
+"""`kvpath series`: a study of many runs from one file."""
 
 import argparse
-import json
-import shlex
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from kvpath import pieces
 from kvpath.cli.arguments import Arguments
-from kvpath.errors import TO_BE_RUN_AGAIN, UserError
+from kvpath.errors import UserError
+from kvpath.series import study as file_format
+from kvpath.series.study import Study
 
+if TYPE_CHECKING:
+    from kvpath.series.state import Progress
 
-@dataclass(frozen=True)
-class Stage:
-    """One run of a series."""
+ACTIONS = {
+    "plan": "print every command, with hours, GPU-hours and disk",
+    "run": "run what is left to do; may be started many times at once, on all machines that see the directory",
+    "status": "how far each run is",
+    "submit": "hand what is left to do to SLURM, as an array for each stage",
+    "chosen": "print what the search has chosen for a value of its axis",
+}
 
-    name: str
-    pieces: list[str]
+_ABOUT = f"""\
+{{run, plan, status, submit, chosen}} FILE: a study of many runs.
 
-
-@dataclass(frozen=True)
-class Series:
-    """Stages in order."""
-
-    run: str
-    """Directory under which each stage has its run directory."""
-
-    pieces: list[str]
-    """What all stages share."""
-
-    stages: list[Stage]
-
-    @classmethod
-    def read(cls, path: Path) -> "Series":
-        """Read and check a series file.
-
-        Raises:
-            UserError: every problem found, each naming the field and the value.
-        """
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"series {path}: {' '.join(str(error).split())}") from error
-        UserError.raise_all(f"series {path}: {problem}" for problem in _problems(values))
-        return cls(values["run"], values.get("pieces", []), [Stage(**stage) for stage in values["stages"]])
-
-
-def _problems(values: Any) -> Iterator[str]:
-    if not isinstance(values, dict):
-        yield f"must hold run, pieces and stages, got {type(values).__name__}"
-        return
-    yield from _unknown(values, Series, "")
-    if not isinstance(values.get("run"), str):
-        yield f"run must be a directory, got {values.get('run')!r}"
-    yield from _not_pieces(values.get("pieces", []), "pieces")
-    stages = values.get("stages")
-    if not isinstance(stages, list) or not stages:
-        yield f"stages must be a list of at least one stage, got {stages!r}"
-        return
-    for index, stage in enumerate(stages):
-        if not isinstance(stage, dict) or not isinstance(stage.get("name"), str) or "pieces" not in stage:
-            yield f"stages[{index}] must have a name and pieces, got {stage!r}"
-            continue
-        yield from _unknown(stage, Stage, f"stages[{index}].")
-        yield from _not_pieces(stage["pieces"], f"stages[{index}].pieces")
-    names = [str(stage.get("name")) for stage in stages if isinstance(stage, dict)]
-    if len(set(names)) < len(names):
-        yield f"stages must have different names, got {', '.join(names)}"
-
-
-def _unknown(values: dict[str, Any], kind: type, prefix: str) -> Iterator[str]:
-    known = [field.name for field in fields(kind)]
-    for key in values:
-        if key not in known:
-            yield f"{prefix}{key} is not a key; there are {', '.join(known)}"
-
-
-def _not_pieces(value: Any, field: str) -> Iterator[str]:
-    if not isinstance(value, list) or not all(isinstance(piece, str) for piece in value):
-        yield f"{field} must be a list of pieces, got {value!r}"
+{(file_format.__doc__ or "").partition(chr(10))[2]}
+What is done is not done again, and what was killed goes on. A run whose configuration is another one than when it was
+trained is named and left as it is.
+"""
 
 
 def series(argv: list[str]) -> int:
@@ -106,67 +35,80 @@ def series(argv: list[str]) -> int:
     Raises:
         UserError: if the series file is wrong, or a piece is not there.
     """
+    parser = _parser(argv[0] if argv else "")
+    arguments, overrides = parser.parse_known_args(argv)
+    if (workers := getattr(arguments, "workers", 1)) < 1:
+        raise UserError(f"--workers must be positive, got {workers}")
+    study = Study.read(arguments.file)
+    from kvpath.cli.running import quieten
+    from kvpath.series.state import Progress
+
+    quieten()
+    progress = Progress(study, overrides)
+    if arguments.action == "plan":
+        from kvpath.series.estimate import Rate, plan_lines
+
+        rate = Rate(arguments.peak_flops, arguments.utilisation, arguments.tokens_per_second, arguments.devices)
+        for line in plan_lines(progress, rate, arguments.workers):
+            print(line)
+        return 0
+    if arguments.action == "status":
+        from kvpath.series.status import status
+
+        print(status(progress))
+        return 0
+    if arguments.action == "chosen":
+        return _chosen(progress, arguments.value)
+    if arguments.action == "submit":
+        from kvpath.series.slurm import submit
+
+        return submit(progress, arguments.sbatch, arguments.dry_run)
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        raise UserError(f"--minutes must be positive, got {arguments.minutes}")
+    from kvpath.series.worker import Workers
+
+    return Workers(progress, arguments.workers).run(arguments.minutes)
+
+
+def _parser(action: str) -> Arguments:
     parser = Arguments(
         "series",
-        description=__doc__ or "",
-        epilog="Other options override the configuration of every stage, such as --trainer.devices 8.",
+        description=_ABOUT,
+        epilog="Other options override the configuration of every run and test, such as --trainer.devices 8.",
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("action", choices=["run", "plan"], help="run the stages, or print their commands")
+    parser.add_argument(
+        "action", choices=list(ACTIONS), help="; ".join(f"{name}: {does}" for name, does in ACTIONS.items())
+    )
     parser.add_argument("file", type=Path, help="the series file")
-    arguments, overrides = parser.parse_known_args(argv)
-    study = Series.read(arguments.file)
-    # All of them before the first is run: a piece that is missing is not found out days later.
-    commands = list(_commands(study, overrides))
-    for directory, command in commands:
-        if arguments.action == "plan":
-            print(shlex.join(["kvpath", *command]))
-        elif finished(directory):
-            print(f"{directory}: done", file=sys.stderr)
-        elif code := _run(command):
-            print(f"{directory}: ended with exit code {code}", file=sys.stderr)
-            return code
-        elif not finished(directory):
-            print(f"{directory}: ended before the last step of its budget; the same command goes on", file=sys.stderr)
-            return TO_BE_RUN_AGAIN
+    # The options of one action are another one's overrides: --peak_flops is a key of a configuration, too.
+    every = action not in ACTIONS
+    if every or action in ("run", "plan"):
+        parser.add_argument("--workers", type=int, default=1, metavar="N", help="run, plan: jobs at once (1)")
+    if every or action == "run":
+        parser.add_argument("--minutes", type=float, metavar="M", help="run: after so many, save, end with 75")
+    if every or action == "plan":
+        parser.add_argument("--peak_flops", type=float, metavar="F", help="plan: of a device, such as 989e12")
+        parser.add_argument("--utilisation", type=float, default=0.4, metavar="X", help="plan: share reached (0.4)")
+        parser.add_argument("--tokens_per_second", type=float, metavar="R", help="plan: measured on one device")
+        parser.add_argument("--devices", type=int, metavar="N", help="plan: of each run; as it states by default")
+    if every or action == "submit":
+        parser.add_argument("--dry-run", action="store_true", help="submit: write the arrays, print, submit nothing")
+        parser.add_argument("--sbatch", default="", metavar="OPTIONS", help="submit: more for sbatch, one string")
+    if every or action == "chosen":
+        parser.add_argument("value", nargs=None if action == "chosen" else "?", help="chosen: a value of the axis")
+    return parser
+
+
+def _chosen(progress: "Progress", value: str) -> int:
+    study = progress.study
+    if study.search is None:
+        raise UserError(f"series {study.file}: there is no search in it")
+    known = [choice.value for choice in study.axes[study.search.axis]]
+    if value not in known:
+        raise UserError(f"series chosen: {value} is not a value of {study.search.axis}; there are {', '.join(known)}")
+    found = progress.decision(value)
+    if found is None:
+        raise UserError(f"the search for {value} is not decided: its runs in {study.run / 'search'} have not all ended")
+    print(found)
     return 0
-
-
-def _commands(study: Series, overrides: list[str]) -> Iterator[tuple[Path, list[str]]]:
-    """The run directory and the command of each stage."""
-    start: list[str] = []
-    for stage in study.stages:
-        directory = Path(study.run) / stage.name
-        configs = [f"-c={pieces.resolve(piece)}" for piece in [*study.pieces, *stage.pieces]]
-        yield directory, ["fit", *configs, f"--run={directory}", "--ckpt_path=last", *start, *overrides]
-        start = [f"--init_from={directory}"]
-
-
-def _run(command: list[str]) -> int:
-    """The exit code of a process of its own, so that launchers can start it anew on every rank."""
-    with subprocess.Popen([sys.executable, "-m", "kvpath", *command]) as stage, _passed_on_to(stage):
-        code = stage.wait()
-    return code if code >= 0 else 128 - code  # as shells have it, for a process that a signal ended
-
-
-@contextmanager
-def _passed_on_to(stage: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """What a scheduler tells the series is the stage's to hear: it saves and ends, and then the series does."""
-    before = {
-        number: signal.signal(number, lambda number, _: stage.send_signal(number))
-        for number in (signal.SIGTERM, signal.SIGUSR1)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def finished(directory: Path) -> bool:
-    """Whether a run reached the last step that its budget states."""
-    summary = directory / "summary.json"
-    if not summary.exists():
-        return False
-    values = json.loads(summary.read_text(encoding="utf-8"))
-    return bool(values["step"] >= values["planned_steps"])

@@ -11,6 +11,7 @@ budget                tokens and global batch to steps and accumulation
 loaders               batches for Lightning from a corpus
 lanes -> stream       the same on the fly, from a source too large to keep
 record                a hash of what was trained on, and where a stream stands
+retrieval             tasks that are made instead of read: recall of keys, and a passkey
 datamodule            all of it behind one LightningDataModule
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvpath.data.budget import Budget, Plan
     from kvpath.data.datamodule import PackedText
+    from kvpath.data.retrieval import Passkey, Recall
     from kvpath.data.sources import Files, Filtered, Hub, Mixture, PackageFiles, Prepared, Source
     from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
 
@@ -31,8 +33,10 @@ __all__ = [
     "Mixture",
     "PackageFiles",
     "PackedText",
+    "Passkey",
     "Plan",
     "Prepared",
+    "Recall",
     "Source",
     "Tokenizer",
     "TokenizerConfig",
@@ -40,8 +44,10 @@ __all__ = [
 
 _WHERE = {
     "Budget": "budget",
+    "Passkey": "retrieval",
     "Plan": "budget",
     "PackedText": "datamodule",
+    "Recall": "retrieval",
     "Tokenizer": "tokenizer",
     "TokenizerConfig": "tokenizer",
 }

@@ -138,7 +138,8 @@ def _tokenise(source: Source, tokenizer: Tokenizer, split: Split, writers: dict[
         for (region, text), ids in zip(kept, encode_documents(tokenizer, [text for _, text in kept]), strict=True):
             writers[region].add(text, ids)
         held_out = [writer.n_tokens for region, writer in writers.items() if region != split.rest]
-        if split.limit_tokens is not None and held_out and min(held_out) >= split.limit_tokens:
+        counted = held_out or [writer.n_tokens for writer in writers.values()]
+        if split.limit_tokens is not None and min(counted) >= split.limit_tokens:
             break
     source.say_skipped(source.skipped)
 

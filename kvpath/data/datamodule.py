@@ -1,6 +1,7 @@
 """All of data/ behind one LightningDataModule."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -8,7 +9,7 @@ import lightning.pytorch as pl
 from kvpath.data.best_fit import BestFit
 from kvpath.data.budget import Budget, Plan
 from kvpath.data.cache import digest
-from kvpath.data.evaluations import Evaluation, evaluate_at
+from kvpath.data.evaluations import EvaluatedText, Evaluation, EvaluationWindows, evaluate_at, named
 from kvpath.data.lane_reader import StreamSettings
 from kvpath.data.lanes import check_lanes
 from kvpath.data.loaders import EvaluationSchedule, RecordingLoader, StepLoader, TrainingSchedule
@@ -17,7 +18,10 @@ from kvpath.data.order import BlockOrder
 from kvpath.data.packing import Packing, TokenRun, Windows
 from kvpath.data.ranks import Ranks
 from kvpath.data.record import StreamRecord, as_hex
-from kvpath.data.regions import Corpus, Region, Split
+from kvpath.data.regions import Corpus, Manifest, Region, Split
+from kvpath.data.retrieval import Task
+from kvpath.data.retrieval.evaluation import task_mixed, tasks_at
+from kvpath.data.retrieval.examples import Examples
 from kvpath.data.sources import Source
 from kvpath.data.stream import StreamLoader
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
@@ -32,6 +36,13 @@ _REGIONS_OF_STAGE: dict[str, list[Region]] = {
     "test": ["test"],
     "predict": ["test"],
 }
+
+_TESTING: tuple[EvaluationStage, ...] = ("test", "predict")
+
+_OTHER_TOKENIZER = (
+    "data.tokenizer {!r} is not the one that the checkpoint was trained with; state its tokenizer.json (in the run"
+    " directory) as data.tokenizer.name, with vocab_size null"
+)
 
 
 class PackedText(pl.LightningDataModule):
@@ -51,10 +62,13 @@ class PackedText(pl.LightningDataModule):
         budget: tokens of the run and size of a step.
         validation: documents to validate on, instead of held-out ones.
         test: documents to test on, instead of held-out ones.
+        evaluate: what to test on instead of either: names of one's own for texts, tested one after the other.
         holdout_every: of every so many documents of the source, one is for validation and one for testing. Prepared
             shards know theirs: state the same or null.
         max_tokens: train on so many tokens of the source at most, and on whole documents; null is all of it.
         eval_contexts: context lengths to test at; by default seq_len alone. Validation is at seq_len.
+        eval_stride: tokens from one window to the next in testing, at most the shortest of eval_contexts: windows
+            overlap, and each token is scored once, by the first window that holds it. Null is the context: they do not.
         eval_batch_tokens: tokens in an evaluation batch (at least one window).
         eval_limit_tokens: evaluate on the first so many tokens of a region; null is all of it.
         seed: of the order of training windows.
@@ -76,6 +90,8 @@ class PackedText(pl.LightningDataModule):
             document's end predicts the next one's beginning.
         eval_document_masking: the same in evaluation. By default each token of a region but the first is scored once,
             in contiguous windows across documents, however the model was trained: results compare with any other's.
+        eval_through_cache: what a task (Recall, Passkey) asks for is answered from the cache, as in generation: all up
+            to the first question is read at once, then a token at a time. The accuracy should be the same.
     """
 
     def __init__(
@@ -86,9 +102,11 @@ class PackedText(pl.LightningDataModule):
         budget: Budget,
         validation: Source | None = None,
         test: Source | None = None,
+        evaluate: dict[str, EvaluatedText] | None = None,
         holdout_every: int | None = None,
         max_tokens: int | None = None,
         eval_contexts: list[int] | None = None,
+        eval_stride: int | None = None,
         eval_batch_tokens: int = 8192,
         eval_limit_tokens: int | None = None,
         seed: int = 0,
@@ -102,6 +120,7 @@ class PackedText(pl.LightningDataModule):
         packing_documents: int = 1024,
         document_masking: bool = False,
         eval_document_masking: bool = False,
+        eval_through_cache: bool = False,
     ) -> None:
         super().__init__()
         self.source = source
@@ -112,6 +131,8 @@ class PackedText(pl.LightningDataModule):
         self.holdout_every = holdout_every
         self.max_tokens = max_tokens
         self.eval_contexts = [seq_len] if eval_contexts is None else eval_contexts
+        self.evaluate = evaluate
+        self.eval_stride = eval_stride
         self.eval_batch_tokens = eval_batch_tokens
         self.eval_limit_tokens = eval_limit_tokens
         self.seed = seed
@@ -125,17 +146,20 @@ class PackedText(pl.LightningDataModule):
         self.packing_documents = packing_documents
         self.document_masking = document_masking
         self.eval_document_masking = eval_document_masking
+        self.eval_through_cache = eval_through_cache
         UserError.raise_all(self._problems())
         self.tokenizer: Tokenizer
         self.plan: Plan
         self.evaluations: dict[EvaluationStage, list[Evaluation]] = {}
-        self._evaluated: dict[EvaluationStage, list[Windows]] = {}
+        self._evaluated: dict[EvaluationStage, list[EvaluationWindows]] = {}
         self._training_windows: Packing
         self._training_offsets: TokenRun | None = None
         self._record = StreamRecord()
         self._training_tokens: int | None = None
         self.accepts_other_text = False
         """Whether a checkpoint that was trained on other text than ours may be gone on with."""
+        self.tokenizer_of_weights: str | None = None
+        """Fingerprint of the tokenizer that the weights to evaluate were trained with, if it is known."""
 
     def _problems(self) -> list[str]:
         at_least = {
@@ -157,6 +181,23 @@ class PackedText(pl.LightningDataModule):
         ]
         if self.seq_len > 0 and (self.shuffle_block < 1 or self.shuffle_block % self.seq_len):
             problems.append(f"shuffle_block must be a multiple of seq_len {self.seq_len}, got {self.shuffle_block}")
+        if self.eval_stride is not None and not 1 <= self.eval_stride <= min(self.eval_contexts, default=1):
+            problems.append(
+                f"eval_stride must be from 1 to the shortest of eval_contexts {self.eval_contexts},"
+                f" got {self.eval_stride}"
+            )
+        if self.evaluate is not None and not self.evaluate:
+            problems.append("evaluate must name at least one text, or be null, got {}")
+        for name, text in (self.evaluate or {}).items():
+            problems += text.problems(name)
+        if len({isinstance(text.source, Task) for text in (self.evaluate or {}).values()}) > 1:
+            problems.append(
+                f"evaluate must name texts or tasks, got both in {sorted(self.evaluate or {})}: their results go to"
+                " different files"
+            )
+        if self.asks and self.eval_stride is not None:
+            problems.append(f"eval_stride must be null for tasks, got {self.eval_stride}")
+        problems += self._problems_of_task()
         if not self.eval_contexts:
             problems.append("eval_contexts must name at least one context length, got []")
         if self.stream:
@@ -173,13 +214,41 @@ class PackedText(pl.LightningDataModule):
                 problems.append("eval_limit_tokens must be stated with stream: true and holdout_every, got null")
         return problems
 
+    def _problems_of_task(self) -> list[str]:
+        """Of a source that makes its sequences: most of what is about documents is not for it."""
+        if not isinstance(self.source, Task):
+            return []
+        wanted = {
+            "holdout_every": (self.holdout_every, None),
+            "max_tokens": (self.max_tokens, None),
+            "stream": (self.stream, False),
+            "packing": (self.packing, "contiguous"),
+            "document_masking": (self.document_masking, False),
+        }
+        return [f"source.{problem}" for problem in self.source.problems()] + [
+            f"{name} must be {'null' if value is None else value} with source {self.source.label}, got {given}"
+            for name, (given, value) in wanted.items()
+            if given != value
+        ]
+
+    @property
+    def asks(self) -> bool:
+        """Whether testing is by tasks, which find an accuracy, and not by texts, which find a perplexity."""
+        texts = [text.source for text in (self.evaluate or {}).values()]
+        return any(isinstance(source, Task) for source in texts or [self._explicit_sources["test"] or self.source])
+
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenise, on one rank of each node: what is needed is then in the cache."""
         function = self.trainer.state.fn if self.trainer else None
         stage = function.value if function else "fit"
-        self._corpora(stage, self.load_tokenizer())
+        tokenizer = self._checked_tokenizer()
+        self._corpora(stage, tokenizer)
         for source in {id(source): source for source, _ in self._kept(stage).values()}.values():
             source.check()
+        for name, text in self._texts(stage).items():
+            if not isinstance(text.source, Task):
+                text.corpus(name, tokenizer)
+                text.check(name)
 
     def setup(self, stage: str) -> None:
         """Map what ``prepare_data`` made (or make it), and work out the plan.
@@ -190,17 +259,28 @@ class PackedText(pl.LightningDataModule):
         Raises:
             UserError: for whatever cannot be read or does not fit together.
         """
-        self.tokenizer = self.load_tokenizer()
+        self.tokenizer = self._checked_tokenizer()
         corpora = self._corpora(stage, self.tokenizer)
         if stage == "fit":
             self._record = StreamRecord()
             self._set_up_training(corpora.get("train"))
         self._set_up_evaluation("validate", corpora.get("validation"), [self.seq_len])
-        self._set_up_evaluation("test", corpora.get("test"), self.eval_contexts)
-        self._set_up_evaluation("predict", corpora.get("test"), self.eval_contexts)
+        for testing in _TESTING:
+            self._set_up_evaluation(testing, corpora.get("test"), self.eval_contexts, self.eval_stride)
+        if texts := self._texts(stage):
+            self._set_up_texts(cast(EvaluationStage, stage), texts)
+        elif isinstance(self.source, Task):
+            self._set_up_task("validate" if stage == "fit" else cast(EvaluationStage, stage), self.source)
         if stage != "fit" and not self.evaluations[cast(EvaluationStage, stage)]:
             region = "validation" if stage == "validate" else "test"
             raise UserError(f"there is nothing to {stage} on: state {region} (a source) or holdout_every")
+
+    def leave_out(self, stage: EvaluationStage, done: list[Evaluation]) -> None:
+        """Have no loaders of some of ``evaluations[stage]``, after ``setup``."""
+        pairs = zip(self.evaluations[stage], self._evaluated[stage], strict=True)
+        kept = [(evaluation, windows) for evaluation, windows in pairs if evaluation not in done]
+        self.evaluations[stage] = [evaluation for evaluation, _ in kept]
+        self._evaluated[stage] = [windows for _, windows in kept]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint remembers, for all ranks; every rank must call it.
@@ -237,10 +317,7 @@ class PackedText(pl.LightningDataModule):
         if self.accepts_other_text:
             return
         if state_dict["tokenizer"] != self.tokenizer.fingerprint:
-            raise UserError(
-                f"data.tokenizer {self.tokenizer_config.name!r} is not the one that the checkpoint was trained with;"
-                " state its tokenizer.json (in the run directory) as data.tokenizer.name, with vocab_size null"
-            )
+            raise UserError(_OTHER_TOKENIZER.format(self.tokenizer_config.name))
         before, now = state_dict["training_tokens"], self._training_tokens
         if before is not None and now is not None and before != now:
             raise UserError(
@@ -334,6 +411,16 @@ class PackedText(pl.LightningDataModule):
         fingerprint = digest(self.source.fingerprint(), dataclasses.asdict(split))
         return self.tokenizer_config.load(lambda: split.documents(self.source, "train"), fingerprint)
 
+    def _checked_tokenizer(self) -> Tokenizer:
+        tokenizer = self.load_tokenizer()
+        if self.tokenizer_of_weights not in (None, tokenizer.fingerprint):
+            raise UserError(_OTHER_TOKENIZER.format(self.tokenizer_config.name))
+        return tokenizer
+
+    def _texts(self, stage: str) -> dict[str, EvaluatedText]:
+        """What a stage is to be evaluated on instead of regions of its own."""
+        return (self.evaluate or {}) if stage in _TESTING else {}
+
     def _corpora(self, stage: str, tokenizer: Tokenizer) -> dict[Region, Corpus]:
         """The regions that a stage reads, tokenised: made on first use, then found in the cache."""
         corpora: dict[Region, Corpus] = {
@@ -346,6 +433,8 @@ class PackedText(pl.LightningDataModule):
     def _kept(self, stage: str) -> dict[Region, tuple[Source, Split]]:
         """The regions that a stage reads and that are tokenised once: of which source, and how that is split."""
         kept: dict[Region, tuple[Source, Split]] = {}
+        if self._texts(stage):
+            return kept
         for region in _REGIONS_OF_STAGE[stage]:
             if explicit := self._explicit_sources.get(region):
                 kept[region] = explicit, Split(rest=region)
@@ -362,16 +451,23 @@ class PackedText(pl.LightningDataModule):
         return Split(self.holdout_every, rest=None, limit_tokens=limit)
 
     def _set_up_training(self, corpus: Corpus | None) -> None:
+        if isinstance(self.source, Task):
+            examples = self.source.examples(self.tokenizer, "train", self.seq_len)
+            self._plan_training(self.source.manifest(self.tokenizer, self.seq_len), examples)
+            return
         if corpus is None:
             self.plan = self.budget.plan(self.seq_len, self._ranks.count)
             check_lanes(self.lanes, self._ranks.count, self.num_workers)
             return
         self._training_tokens, self._training_offsets = corpus.manifest.n_tokens, corpus.offsets
-        self._training_windows = windows = self._packed(corpus)
-        check_length(corpus.manifest, windows, self.shuffle_block)
+        self._plan_training(corpus.manifest, self._packed(corpus))
+
+    def _plan_training(self, manifest: Manifest, windows: Packing) -> None:
+        self._training_windows = windows
+        check_length(manifest, windows, self.shuffle_block)
         order = self._order(windows)
         self.plan = self.budget.plan(self.seq_len, self._ranks.count, order.n * self.seq_len + 1)
-        check_budget(corpus.manifest, self.plan, order, self.start_tokens, self.repeat)
+        check_budget(manifest, self.plan, order, self.start_tokens, self.repeat)
 
     def _packed(self, corpus: Corpus) -> Packing:
         if self.packing == "contiguous":
@@ -380,21 +476,56 @@ class PackedText(pl.LightningDataModule):
         key = digest(where, self.holdout_every, dataclasses.asdict(corpus.manifest))
         return BestFit(corpus, key, self.seq_len, self.packing_documents, self.tokenizer.end_of_text)
 
-    def _set_up_evaluation(self, stage: EvaluationStage, corpus: Corpus | None, contexts: list[int]) -> None:
-        self.evaluations[stage], self._evaluated[stage] = [], []
-        if corpus is None:
+    def _set_up_evaluation(
+        self, stage: EvaluationStage, corpus: Corpus | None, contexts: list[int], stride: int | None = None
+    ) -> None:
+        found = [] if corpus is None else self._at(contexts, corpus, self.eval_limit_tokens, stride)
+        self.evaluations[stage] = [evaluation for evaluation, _ in found]
+        self._evaluated[stage] = [windows for _, windows in found]
+
+    def _set_up_task(self, stage: EvaluationStage, task: Task) -> None:
+        """Its own sequences, unless there is text to evaluate on."""
+        if self.evaluations[stage]:
             return
-        for evaluation, windows in evaluate_at(
-            contexts, corpus, self.tokenizer, self.eval_limit_tokens, self.eval_document_masking
-        ):
-            self.evaluations[stage].append(evaluation)
-            self._evaluated[stage].append(windows)
+        found: Sequence[tuple[Evaluation, EvaluationWindows]]
+        if stage == "validate":
+            found = [task_mixed(task, "validation", self.seq_len, self.tokenizer)]
+        else:
+            found = tasks_at(self.eval_contexts, task, "test", self.tokenizer, self.eval_through_cache)
+        self.evaluations[stage] = [evaluation for evaluation, _ in found]
+        self._evaluated[stage] = [windows for _, windows in found]
+
+    def _set_up_texts(self, stage: EvaluationStage, texts: dict[str, EvaluatedText]) -> None:
+        problems = []
+        for name, text in texts.items():
+            try:
+                found = self._of_text(name, text)
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            self.evaluations[stage] += [evaluation for evaluation, _ in found]
+            self._evaluated[stage] += [windows for _, windows in found]
+        UserError.raise_all(problems)
+
+    def _of_text(self, name: str, text: EvaluatedText) -> Sequence[tuple[Evaluation, EvaluationWindows]]:
+        if isinstance(text.source, Task):
+            how = (self.tokenizer, self.eval_through_cache, name)
+            with named(name):
+                return tasks_at(self.eval_contexts, text.source, text.region, *how)
+        corpus = text.corpus(name, self.tokenizer)
+        return self._at(self.eval_contexts, corpus, text.limit_tokens, self.eval_stride, name)
+
+    def _at(
+        self, contexts: list[int], corpus: Corpus, limit: int | None, stride: int | None, name: str | None = None
+    ) -> list[tuple[Evaluation, EvaluationWindows]]:
+        return evaluate_at(contexts, corpus, self.tokenizer, limit, self.eval_document_masking, stride, name)
 
     def _evaluation_loaders(self, stage: EvaluationStage) -> list[StepLoader]:
         return [self._evaluation_loader(windows) for windows in self._evaluated[stage]]
 
-    def _evaluation_loader(self, windows: Windows) -> StepLoader:
+    def _evaluation_loader(self, windows: EvaluationWindows) -> StepLoader:
         per_batch = max(1, self.eval_batch_tokens // windows.context)
         schedule = EvaluationSchedule(windows.n_windows, per_batch, self._ranks.rank, self._ranks.count)
-        end_of_text = self.tokenizer.end_of_text if self.eval_document_masking else None
+        alone = self.eval_document_masking and not isinstance(windows, Examples)
+        end_of_text = self.tokenizer.end_of_text if alone else None
         return StepLoader(windows, schedule, self.num_workers, end_of_text)

@@ -21,7 +21,8 @@ class Split:
         holdout_every: of every so many documents the first is validation and the one in the middle is test; None holds
             out none. At least 3.
         rest: the region of all other documents; None leaves them out.
-        limit_tokens: regions may end (after a whole document) once each held-out one has so many tokens.
+        limit_tokens: regions may end (after a whole document) once each held-out one has so many tokens; where none is
+            held out, once the rest has.
     """
 
     holdout_every: int | None = None

@@ -1,5 +1,5 @@
 """Measuring trained models."""
 
-from kvpath.evaluation.perplexity import Perplexity, summarise
+from kvpath.evaluation.perplexity import Perplexity, by_position, summarise
 
-__all__ = ["Perplexity", "summarise"]
+__all__ = ["Perplexity", "by_position", "summarise"]

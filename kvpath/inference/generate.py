@@ -64,7 +64,7 @@ class Decoding:
         self._in_batch = list(range(len(prompts)))
         """The rows that the model still computes."""
         self._seen_RV: Tensor | None = None
-        self._device, self._dtype = model.embedding.weight.device, _computes_in(model.embedding.weight)
+        self._device, self._dtype = model.embedding.weight.device, computes_in(model.embedding.weight)
         lengths = {len(prompt) for prompt in prompts}
         # The last token is given and never read.
         self._capacity = max(lengths) + config.max_new_tokens - 1
@@ -85,6 +85,7 @@ class Decoding:
                 self._add(self.rows[row], token)
             yield step
             if all(row.stop_reason for row in self.rows):
+                del self._cache  # who made many of these at once holds them all
                 return
             logits_RV = self._decode(self._without_ended(chosen))
 
@@ -166,7 +167,8 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
     return tokens_BT, None if bool(valid_BT.all()) else valid_BT
 
 
-def _computes_in(weight: Tensor) -> torch.dtype:
+def computes_in(weight: Tensor) -> torch.dtype:
+    """The dtype of keys and values: that of the weights, or of autocast."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 

@@ -25,6 +25,9 @@ class LossSums(NamedTuple):
     count: Tensor  # type: ignore[assignment]
     """int64: how many positions were scored."""
 
+    nll_BT: Tensor
+    """float32 or wider: the negative log-likelihood of each label, 0 where nothing is scored; no gradient."""
+
 
 def linear_cross_entropy(
     x_BTC: Tensor, weight_VC: Tensor, labels_BT: Tensor, z_loss: float = 0.0, chunk_elements: int = 2**25
@@ -45,8 +48,8 @@ def linear_cross_entropy(
     # Chunks of equal size: a short last one would read the whole table for a few tokens.
     chunk = max(1, math.ceil(len(x_NC) / max(1, math.ceil(len(x_NC) / most))))
     grads = [torch.is_grad_enabled() and part.requires_grad for part in (x_NC, weight_VC)]
-    total, nll = _ChunkedLoss.apply(x_NC, weight_VC, labels_N, z_loss, chunk, dtype, *grads)
-    return LossSums(total, nll.detach(), (labels_N != IGNORE).sum())
+    total, nll, nll_N = _ChunkedLoss.apply(x_NC, weight_VC, labels_N, z_loss, chunk, dtype, *grads)
+    return LossSums(total, nll.detach(), (labels_N != IGNORE).sum(), nll_N.view_as(labels_BT))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -58,21 +61,25 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.autocast(x_NC.device.type, enabled=False), torch.no_grad():
             weight = weight_VC.to(dtype)
             sums = torch.zeros(2, dtype=torch.float64, device=x_NC.device)
+            nll_N = torch.zeros(len(x_NC), dtype=wide, device=x_NC.device)
             grad_x = torch.empty_like(x_NC) if need_x else None
             grad_weight = None
             for start in range(0, len(x_NC), chunk):
                 part = slice(start, start + chunk)
                 x, labels = x_NC[part].to(dtype), labels_N[part]
-                logits = (x @ weight.T).to(wide)
+                logits = x @ weight.T
                 scored = labels != IGNORE
                 target = labels.masked_fill(~scored, 0)[:, None]
-                wanted = logits.gather(1, target)[:, 0]
-                # Every pass over the logits costs, and so does a second copy: exponentials take their place.
-                top = logits.amax(-1, keepdim=True)
-                exps = logits.sub_(top).exp_()
+                wanted = logits.gather(1, target)[:, 0].to(wide)
+                # Every pass over the logits costs, and so does a second copy: exponentials take their place, and narrow
+                # logits are widened by the first pass that writes.
+                top = logits.amax(-1, keepdim=True).to(wide)
+                exps = (logits.sub_(top) if dtype == wide else logits - top).exp_()
+                del logits
                 partition = exps.sum(-1)
                 lse = top[:, 0] + partition.log()
-                nll = ((lse - wanted) * scored).sum(dtype=torch.float64)
+                nll_N[part] = (lse - wanted) * scored
+                nll = nll_N[part].sum(dtype=torch.float64)
                 penalty = (lse.square() * scored).sum(dtype=torch.float64) if z_loss else 0.0
                 sums += torch.stack((nll + z_loss * penalty, nll))
                 if not (need_x or need_weight):
@@ -91,10 +98,11 @@ class _ChunkedLoss(torch.autograd.Function):
         if need_weight and grad_weight is None:  # no token at all
             grad_weight = torch.zeros_like(weight_VC)
         ctx.save_for_backward(grad_x, None if grad_weight is None else grad_weight.to(weight_VC.dtype))
-        return sums[0], sums[1]
+        ctx.mark_non_differentiable(nll_N)
+        return sums[0], sums[1], nll_N
 
     @staticmethod
-    def backward(ctx, scale, _):  # type: ignore[no-untyped-def]
+    def backward(ctx, scale, *_):  # type: ignore[no-untyped-def]
         # In place, since the table's gradient is large; autograd refuses a second pass over what was changed.
         scaled = [None if grad is None else grad.mul_(scale.to(grad.dtype)) for grad in ctx.saved_tensors]
         return *scaled, *[None] * 6

@@ -10,8 +10,10 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from kvpath.attention.context import Index
+from kvpath.data.evaluations import OF_TEXT
 from kvpath.errors import UserError
-from kvpath.evaluation.perplexity import Perplexity, summarise
+from kvpath.evaluation.perplexity import Perplexity, by_position, summarise
+from kvpath.evaluation.retrieval import Accuracy, answers_right, as_in_generation, task_name
 from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
 from kvpath.model.loss import IGNORE, LossSums
@@ -85,9 +87,9 @@ class LanguageModel(LightningModule):
         self.compile_model = compile
         self.activation_checkpointing = activation_checkpointing
         self.model: Decoder | None = None
-        self.scores: list[Perplexity] = []
+        self.scores: list[Perplexity | Accuracy] = []
         self.results: list[dict[str, Any]] = []
-        """What the last evaluation found, one entry a loader."""
+        """What the last evaluation found, one entry a loader. In testing each comes as soon as its loader has ended."""
         self.judge: Judge | None = None
         """Asked before each optimizer step, on every rank with the same numbers; None takes all."""
         backbone.layout()
@@ -232,56 +234,99 @@ class LanguageModel(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log loss, perplexity and bits per byte."""
-        self._log_scores("validation", "validate")
+        for loader in range(len(self.scores)):
+            self._add_result("validate", loader)
+        self._log_scores("validate")
 
     def on_test_epoch_start(self) -> None:
         """Begin to count anew."""
         self._start_scoring("test")
+        if any(isinstance(score, Accuracy) and score.through_cache for score in self.scores):
+            if getattr(self.trainer.strategy, "shards_weights", False):
+                # ranks would ask each other for weights at different times
+                raise UserError("data.eval_through_cache needs whole weights on each rank: -c hardware/ddp")
+            as_in_generation(self.decoder)
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score tokens against labels, both (M, C)."""
-        self._score(batch, dataloader_idx)
+        """Score tokens against labels, both (M, C); of a task, count what is answered as labelled."""
+        score = self.scores[dataloader_idx]
+        if isinstance(score, Accuracy):
+            score.update(*answers_right(self.decoder, batch["tokens"], batch["labels"], score.through_cache))
+        else:
+            self._score(batch, dataloader_idx)
+        if batch_idx + 1 == self.trainer.num_test_batches[dataloader_idx]:
+            self._add_result("test", dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
-        """Log loss, perplexity and bits per byte of each corpus and context."""
-        self._log_scores("test", "test")
+        """Log loss, perplexity and bits per byte of each corpus and context, or the accuracy of each task."""
+        self.decoder.expand()
+        self._log_scores("test")
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The negative log-likelihood in nats of each label, (M, C) float32; zero where nothing is scored."""
-        logits_MCV = self.decoder(batch["tokens"], index=index_of(batch))
-        assert isinstance(logits_MCV, Tensor)
-        nll_MC = torch.nn.functional.cross_entropy(
-            logits_MCV.float().flatten(0, 1), batch["labels"].flatten(), reduction="none", ignore_index=IGNORE
-        )
-        return {**batch, "nll": nll_MC.view_as(batch["labels"])}
+        return {**batch, "nll": self._sums(batch).nll_BT}
 
     def _start_scoring(self, stage: str) -> None:
         loaders = self.trainer.num_val_batches if stage == "validate" else self.trainer.num_test_batches
-        self.scores = [Perplexity().to(self.device) for _ in range(len(loaders))]
+        self.scores = [self._score_of(stage, loader).to(self.device) for loader in range(len(loaders))]
+        self.results = []
 
-    def _score(self, batch: Batch, dataloader_idx: int) -> None:
+    def _evaluation(self, stage: str, loader: int) -> Any:
+        """What the data says of a loader; None if it says nothing."""
+        evaluations = getattr(getattr(self.trainer, "datamodule", None), "evaluations", {}).get(stage, [])
+        return evaluations[loader] if loader < len(evaluations) else None
+
+    def _score_of(self, stage: str, loader: int) -> Perplexity | Accuracy:
+        known = self._evaluation(stage, loader)
+        if stage == "validate" or not hasattr(known, "task"):
+            return Perplexity()
+        return Accuracy(known.whole, known.through_cache)
+
+    def _sums(self, batch: Batch) -> LossSums:
         sums = self.decoder(batch["tokens"], batch["labels"], index=index_of(batch))
         assert isinstance(sums, LossSums)
-        self.scores[dataloader_idx].update(sums.nll, sums.count)
+        return sums
 
-    def _log_scores(self, prefix: str, stage: str) -> None:
-        evaluations = getattr(getattr(self.trainer, "datamodule", None), "evaluations", {}).get(stage, [])
-        self.results, metrics = [], {}
-        for position, score in enumerate(self.scores):
-            sums = score.compute()
-            nll, tokens = sums["nll"].item(), int(sums["count"].item())
-            if tokens == 0:
-                continue
-            known = evaluations[position] if position < len(evaluations) else None
-            # Bytes are those of the whole region: without all of it there are no bits per byte.
-            n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
-            summary = summarise(nll, tokens, n_bytes)
-            label = prefix
-            if known is not None and not (stage == "validate" and len(self.scores) == 1):
-                label = f"{prefix}/{known.corpus}@{known.context}"
-            metrics.update({f"{label}/{name}": value for name, value in summary.items()})
-            where = {} if known is None else {"corpus": known.corpus, "split": known.split, "context": known.context}
-            self.results.append({**where, "tokens": tokens, "bytes": n_bytes, "nll_sum": nll, **summary})
+    def _score(self, batch: Batch, dataloader_idx: int) -> None:
+        self.scores[dataloader_idx].update(self._sums(batch).nll_BT, batch["labels"] != IGNORE)
+
+    def _add_result(self, stage: str, loader: int) -> None:
+        """Sum up what a loader came to; every rank must call it."""
+        sums = {name: value.cpu() for name, value in self.scores[loader].compute().items()}
+        known = self._evaluation(stage, loader)
+        if isinstance(self.scores[loader], Accuracy):
+            correct, asked = int(sums["correct"]), int(sums["asked"])
+            if asked:
+                accuracy = {"correct": correct, "asked": asked, "accuracy": correct / asked}
+                self.results.append({**known.stated(), **accuracy})
+            return
+        nll, tokens = float(sums["nll"].sum()), int(sums["count"].sum())
+        if tokens == 0:
+            return
+        # Bytes are those of the whole region: without all of it there are no bits per byte.
+        n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
+        self.results.append(
+            {
+                **({} if known is None else {name: getattr(known, name) for name in OF_TEXT}),
+                "tokens": tokens,
+                "bytes": n_bytes,
+                "nll_sum": nll,
+                **summarise(nll, tokens, n_bytes),
+                "by_position": by_position(sums["nll"], sums["count"]),
+            }
+        )
+
+    def _log_scores(self, stage: str) -> None:
+        metrics = {}
+        for result in self.results:
+            label = "validation" if stage == "validate" else stage
+            if "task" in result:
+                label = f"{label}/{task_name(result)}@{result['context']}"
+            elif "corpus" in result and not (stage == "validate" and len(self.scores) == 1):
+                label = f"{label}/{result['corpus']}@{result['context']}"
+            names = ("loss", "perplexity", "bits_per_byte", "accuracy")
+            measured = {name: result[name] for name in names if name in result}
+            metrics.update({f"{label}/{name}": value for name, value in measured.items()})
         # Unless told, Lightning logs an evaluation within training one step early.
         # Every rank holds the same sums by now: sync_dist only tells Lightning so.
         self.log_dict({**metrics, "step": float(self.global_step)}, add_dataloader_idx=False, sync_dist=True)

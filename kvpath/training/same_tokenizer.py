@@ -21,7 +21,7 @@ class SameTokenizer(Callback):
         """Compare."""
         datamodule = getattr(trainer, "datamodule", None)
         ours = getattr(getattr(datamodule, "tokenizer", None), "fingerprint", None)
-        theirs = self._theirs(type(datamodule).__qualname__)
+        theirs = tokenizer_of(self.checkpoint, type(datamodule).__qualname__)
         if None not in (ours, theirs) and ours != theirs:
             raise UserError(
                 f"init_from {self.init_from} was trained with another tokenizer than data.tokenizer: state its"
@@ -29,10 +29,17 @@ class SameTokenizer(Callback):
                 " it by --allow '[data]'"
             )
 
-    def _theirs(self, datamodule: str) -> str | None:
-        stored = read_checkpoint(self.checkpoint)
-        end_of_text, file = stored["kvpath"].get("end_of_text"), self.checkpoint.with_name(TOKENIZER)
-        if end_of_text is not None and file.is_file():  # an export
-            return TokenizerConfig(str(file), end_of_text=end_of_text).load().fingerprint
-        fingerprint = stored.get(datamodule, {}).get("tokenizer")
-        return None if fingerprint is None else str(fingerprint)
+
+def tokenizer_of(checkpoint: Path, datamodule: str = "PackedText") -> str | None:
+    """The fingerprint of the tokenizer that weights were trained with; None if it is not known.
+
+    Args:
+        checkpoint: the weights of a run or an export.
+        datamodule: the name of the class whose state tells of it.
+    """
+    stored = read_checkpoint(checkpoint)
+    end_of_text, file = stored["kvpath"].get("end_of_text"), checkpoint.with_name(TOKENIZER)
+    if end_of_text is not None and file.is_file():  # an export
+        return TokenizerConfig(str(file), end_of_text=end_of_text).load().fingerprint
+    fingerprint = stored.get(datamodule, {}).get("tokenizer")
+    return None if fingerprint is None else str(fingerprint)

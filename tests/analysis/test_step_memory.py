@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvpath.analysis.step_memory import compact_bytes, step_bytes
-from kvpath.attention import AttentionStrategy
+from kvpath.attention import AttentionStrategy, native
 from kvpath.model import BackboneConfig, Decoder
 from kvpath.testing.allocation import live_tensor_bytes
 from tests.analysis.models import ATTENTION
@@ -33,7 +33,8 @@ def test_compact_bytes_are_those_that_live(case: Case) -> None:
 
 @shipped
 @pytest.mark.parametrize("compact", [False, True])
-def test_the_meta_device_tells_what_a_run_holds(case: Case, compact: bool) -> None:
+def test_the_meta_device_tells_what_a_run_holds(case: Case, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
     real = case.decoder(torch.float32)
     assert step_bytes(case.decoder(torch.float32).to("meta"), 300, compact=compact) == step_bytes(
         real, 300, compact=compact

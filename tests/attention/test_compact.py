@@ -16,11 +16,11 @@ from kvpath.model import Decoder
 from tests.cases import SHIPPED, Case, every_case, tokens
 from tests.parity import CLOSE, chunked, logits, packed, padded_chunks
 
-HAVE_NONE = (GQA, CLA)
-"""Their plain modules read what is stored where it lies."""
+JOIN_NOTHING = (GQA, CLA)
+"""Their plain modules read what is stored where it lies, too."""
 
 shipped_compact = pytest.mark.parametrize(
-    "case", [case for case in SHIPPED if not isinstance(case.attention, HAVE_NONE)], ids=str
+    "case", [case for case in SHIPPED if not isinstance(case.attention, JOIN_NOTHING)], ids=str
 )
 
 
@@ -126,11 +126,18 @@ def test_layouts_store_and_touch_the_same(case: Case) -> None:
     assert read_elements(lean, 50) == read_elements(plain, 50)
 
 
-def test_every_shipped_strategy_but_those_that_copy_nothing_has_compact_modules() -> None:
+def test_every_shipped_strategy_has_compact_modules() -> None:
     for case in SHIPPED:
         attentions = [block.get_submodule("attention") for block in case.decoder().blocks]
-        found = [case.attention.compact(layer, attentions) is None for layer in range(case.n_layers)]
-        assert found == [isinstance(case.attention, HAVE_NONE)] * case.n_layers
+        assert all(case.attention.compact(layer, attentions) for layer in range(case.n_layers))
+
+
+def test_a_module_that_keeps_its_product_to_itself_stays_as_it_is() -> None:
+    class Own(nn.Module):
+        def forward(self, x_BTC: Tensor, read: tuple[Tensor, ...], context: Context) -> tuple[Tensor, tuple[()]]:
+            return x_BTC, ()
+
+    assert GQA(n_heads=2, n_kv_heads=1, head_dim=4).compact(0, [Own()]) is None
 
 
 def test_residual_passes_no_state_on() -> None:

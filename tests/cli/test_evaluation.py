@@ -12,6 +12,7 @@ import yaml
 
 from kvpath.config import build_model, load_config
 from kvpath.data import PackedText
+from kvpath.data.packing import Windows
 from kvpath.model import Decoder
 from tests.runs import kvpath, metrics_of
 from tests.training.toys import toy_data
@@ -28,6 +29,7 @@ def region(toy: Path) -> tuple[PackedText, torch.Tensor]:
     data = toy_data(toy.parent / "corpus.jsonl")
     data.setup("test")
     windows = data._evaluated["test"][0]
+    assert isinstance(windows, Windows)
     return data, torch.tensor(windows.tokens[: len(windows.tokens)].astype("int64"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import yaml
 
 from tests.runs import kvpath, metrics_of, write_config
 
@@ -126,6 +127,33 @@ def test_a_run_is_not_evaluated_on_documents_that_it_may_have_trained_on(
         assert "data.holdout_every was 5 when the weights were trained and is 4: that would score documents" in message
         limited = ["--data.holdout_every=4", "--data.source.max_documents=30"]
         assert "that would score" in refused(capsys, command, "--ckpt_path", trained, *limited)
+
+
+def test_a_run_on_shards_is_evaluated_on_texts_and_not_on_those_that_it_may_have_trained_on(
+    toy: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, run = tmp_path / "shards", tmp_path / "run"
+    shutil.copytree(shards, directory)
+    argv = ["-c", toy, *prepared(directory), "--data.tokenizer.vocab_size=null", "--run", run]
+    assert kvpath("fit", *argv) == 0
+
+    def piece(source: dict[str, Any], holdout_every: int | None) -> Path:
+        path = tmp_path / "piece.yaml"
+        text = {"source": source, "holdout_every": holdout_every}
+        path.write_text(yaml.safe_dump({"data": {"evaluate": {"mine": text}}}))
+        return path
+
+    corpus = yaml.safe_load(toy.read_text())["data"]["source"]
+    made = {"class_path": "Prepared", "init_args": {"directory": str(directory)}}
+    test = ["test", "--ckpt_path", run, "-c"]
+    for source, every in ((made, None), (made, 5), (corpus, 5)):
+        assert kvpath(*test, piece(source, every)) == 0
+    entries = json.loads((run / "perplexity.json").read_text())
+    assert len(entries) == 1  # the same tokens, however they are kept
+    message = refused(capsys, *test, piece(corpus, 4))
+    assert f"was 5 when the weights were trained and is 4: that would score documents of {directory}" in message
+    shutil.rmtree(directory)
+    assert kvpath(*test, piece(corpus, 5)) == 0
 
 
 def test_a_dry_run_writes_nothing(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,13 @@ import pytest
 import yaml
 
 from kvpath import pieces
-from kvpath.cli import series as module
 from kvpath.cli.main import COMMANDS
-from kvpath.cli.series import Series, finished, series
+from kvpath.cli.series import series
 from kvpath.errors import UserError
+from kvpath.series import worker as module
+from kvpath.series.jobs import Job, jobs_of
+from kvpath.series.search import finished
+from kvpath.series.study import Study
 from tests.runs import kvpath, metrics_of, write_config
 
 
@@ -44,12 +47,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that a series starts, none of which is run: each succeeds and reaches its last step."""
     started: list[list[str]] = []
 
-    def run(command: list[str]) -> int:
+    def run(self: module.Workers, job: Job, command: list[str], devices: str | None) -> tuple[int, str]:
         started.append(command)
-        finish(next(Path(flag.removeprefix("--run=")) for flag in command if flag.startswith("--run=")))
-        return 0
+        finish(job.directory)
+        return 0, ""
 
-    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(module.Workers, "_run", run)
     return started
 
 
@@ -101,7 +104,7 @@ def test_a_stage_that_fails_ends_the_series_with_its_code(
     started: list[list[str]] = []
 
     class Ended(subprocess.Popen[bytes]):
-        def __init__(self, command: list[str]) -> None:
+        def __init__(self, command: list[str], **_: Any) -> None:
             started.append(command)
             super().__init__(["sh", "-c", f"exit {code}" if code >= 0 else f"kill {code} $$"])
 
@@ -116,12 +119,12 @@ def test_no_stage_starts_from_one_that_was_cut_short(
 ) -> None:
     started = []
 
-    def run(command: list[str]) -> int:
+    def run(self: module.Workers, job: Job, command: list[str], devices: str | None) -> tuple[int, str]:
         started.append(command)
         finish(tmp_path / "study" / "short", step=3)  # as max_time may end it
-        return 0
+        return 0, ""
 
-    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(module.Workers, "_run", run)
     assert series(["run", str(write_series(tmp_path))]) == 75
     assert len(started) == 1
     assert "short: ended before the last step of its budget" in capsys.readouterr().err
@@ -134,11 +137,16 @@ def test_plan_prints_commands_that_a_shell_reads(
     file = write_series(tmp_path / "a folder")
     finish(tmp_path / "a folder" / "study" / "short")
     assert series(["plan", str(file), "--allow", "[data]"]) == 0
-    printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    printed = commands(capsys.readouterr().out)
     assert started == []
     (tmp_path / "a folder" / "study" / "short" / "summary.json").unlink()
     series(["run", str(file), "--allow", "[data]"])
     assert printed == [["kvpath", *command] for command in started]
+
+
+def commands(script: str) -> list[list[str]]:
+    """What a shell would run of a plan, whose other lines are remarks."""
+    return [shlex.split(line) for line in script.splitlines() if not line.startswith("# ")]
 
 
 def test_a_missing_piece_is_found_before_anything_is_run(tmp_path: Path, started: list[list[str]]) -> None:
@@ -168,9 +176,9 @@ def test_a_missing_piece_is_found_before_anything_is_run(tmp_path: Path, started
         (
             "{run: 3, step: 1, stages: [{name: a, pieces: [], seed: 1}, {name: a, pieces: []}]}",
             [
-                "step is not a key; there are run, pieces, stages",
+                "step is not a key; there are run, pieces, set, axes, only, except, stages, search, test",
                 "run must be a directory, got 3",
-                r"stages\[0\].seed is not a key; there are name, pieces",
+                r"stages\[0\].seed is not a key; there are name, pieces, set",
                 "stages must have different names, got a, a",
             ],
         ),
@@ -180,16 +188,55 @@ def test_mistakes_in_a_series_come_together_in_one_line(tmp_path: Path, text: st
     file = tmp_path / "wrong.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=".*; .*".join(f"series {file}: .*{message}" for message in messages)) as raised:
-        Series.read(file)
+        Study.read(file)
     assert "\n" not in str(raised.value)
 
 
 def test_a_series_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="series .*nowhere.yaml: .*No such file"):
-        Series.read(tmp_path / "nowhere.yaml")
+        Study.read(tmp_path / "nowhere.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"run: \xe9")
     with pytest.raises(UserError, match="series .*latin.yaml: .*can't decode"):
-        Series.read(tmp_path / "latin.yaml")
+        Study.read(tmp_path / "latin.yaml")
+
+
+AXES = {"layout": {"a": None, "b": None}}
+SEARCH = {"set": "model.optimizer.learning_rate", "values": [0.01, 0.02]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run", "FILE", "--workers", "0"], "--workers must be positive, got 0"),
+        (["run", "FILE", "--minutes", "-1"], "--minutes must be positive, got -1.0"),
+        (["plan", "FILE", "--tokens_per_second", "0"], "tokens_per_second must be positive, got 0.0"),
+        (["chosen", "FILE", "c"], "c is not a value of layout; there are a, b"),
+        (["chosen", "FILE", "a"], "the search for a is not decided"),
+        (["chosen", "FILE"], "the following arguments are required: value"),
+        (["stop", "FILE"], "invalid choice: 'stop'"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_series(tmp_path, axes=AXES, search=SEARCH)
+    assert kvpath("series", *(str(file) if word == "FILE" else word for word in argv)) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_chosen_and_status_print_what_they_are_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_series(tmp_path, axes=AXES, search=SEARCH)
+    for value, loss in ((0.01, 3.0), (0.02, 2.0)):
+        run = tmp_path / "study" / "search" / f"a-learning_rate{value}" / "short"
+        finish(run)
+        summary = {"step": 6, "planned_steps": 6, "metrics": {"validation/loss": loss}}
+        (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert kvpath("series", "chosen", file, "a") == 0
+    assert capsys.readouterr().out == "0.02\n"
+    assert kvpath("series", "status", file) == 0
+    assert "8 runs and tests: 2 done, 3 to do, 3 waiting" in capsys.readouterr().out
 
 
 SHIPPED = [name for name in pieces.available() if name.startswith("series/")]
@@ -198,7 +245,7 @@ SHIPPED = [name for name in pieces.available() if name.startswith("series/")]
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_series_name_pieces_that_are_there(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert series(["plan", str(pieces.shipped(name))]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(Series.read(pieces.shipped(name)).stages)
+    assert len(commands(capsys.readouterr().out)) == len(jobs_of(Study.read(pieces.shipped(name))))
 
 
 def test_series_is_a_command() -> None:
@@ -233,3 +280,42 @@ def test_a_killed_stage_goes_on_and_ends_where_an_unbroken_one_does(tmp_path: Pa
     assert len(json.loads((run / "env.json").read_text(encoding="utf-8"))) == 2
     assert metrics_of(run) == metrics_of(whole)
     assert finished(run)
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_goes_on_to_its_table(tmp_path: Path) -> None:
+    """Two layouts, two seeds, two stages, a search and a test, by two workers, for real."""
+    gqa = {"set": {"model.backbone.attention.init_args.n_kv_heads": 1}}
+    values = {
+        "axes": {
+            "layout": {"gqa": gqa, "mha": {"set": {"model.backbone.attention.init_args.n_kv_heads": 2}}},
+            "seed": {"set": ["model.seed", "data.seed"], "values": [1, 2]},
+        },
+        "search": {"set": "model.optimizer.learning_rate", "values": [1e-2, 1e-3], "axis": "layout"},
+        "test": {"set": {"data.eval_contexts": [16, 32]}},
+    }
+    file = write_series(tmp_path, **values)
+    study = tmp_path / "study"
+    command = [sys.executable, "-m", "kvpath", "series", "run", str(file), "--workers", "2"]
+    running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    begun = study / "gqa-seed1" / "short" / "checkpoints"
+    while not begun.exists() and running.poll() is None:
+        time.sleep(0.01)
+    running.kill()  # and not its runs, which are told when it is gone
+    assert running.wait() == -signal.SIGKILL
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    hashes = {}
+    for layout in ("gqa", "mha"):
+        assert (study / "search" / f"{layout}.json").is_file()
+        for seed in (1, 2):
+            run = study / f"{layout}-seed{seed}" / "long"
+            summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+            hashes[layout, seed] = summary["stream_hash"]
+            results = json.loads((run / "perplexity.json").read_text(encoding="utf-8"))
+            assert {one["context"] for one in results} == {16, 32}
+            assert (run / "log.txt").stat().st_size > 0
+    assert hashes["gqa", 1] == hashes["mha", 1] != hashes["gqa", 2] == hashes["mha", 2]
+    capsys = subprocess.run([*command[:4], "status", str(file)], capture_output=True, text=True, check=True)
+    assert "16 runs and tests: 16 done" in capsys.stdout
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

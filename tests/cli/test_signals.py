@@ -275,7 +275,7 @@ def test_a_series_hands_it_to_its_stage_and_passes_75_on(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Stage(subprocess.Popen[bytes]):
-        def __init__(self, command: list[str]) -> None:
+        def __init__(self, command: list[str], **_: Any) -> None:
             does = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print(flush=True)"
             does += "; signal.pause()"
             super().__init__([sys.executable, "-c", does], stdout=subprocess.PIPE)
@@ -287,7 +287,7 @@ def test_a_series_hands_it_to_its_stage_and_passes_75_on(
                 os.kill(os.getpid(), signal.SIGTERM)  # to the series
             return super().wait(timeout)
 
-    monkeypatch.setattr("kvpath.cli.series.subprocess.Popen", Stage)
+    monkeypatch.setattr("kvpath.series.worker.subprocess.Popen", Stage)
     file, study = tmp_path / "series.yaml", tmp_path / "study"
     stages = [{"name": "only", "pieces": []}]
     file.write_text(json.dumps({"run": str(study), "pieces": [str(config)], "stages": stages}), encoding="utf-8")

@@ -16,7 +16,7 @@ from kvpath.data.budget import Budget
 from kvpath.data.corpus import Split, build_corpus
 from kvpath.data.datamodule import PackedText
 from kvpath.data.loaders import Batch
-from kvpath.data.packing import IGNORE, TokenRun
+from kvpath.data.packing import IGNORE, TokenRun, Windows
 from kvpath.data.sources import Files
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
 from kvpath.errors import UserError
@@ -384,7 +384,9 @@ def test_documents_that_stand_alone(make: Make, tokenizer: Tokenizer) -> None:
 def test_an_evaluation_of_documents_that_stand_alone(make: Make, tmp_path: Path, tokenizer: Tokenizer) -> None:
     data, model = make(eval_document_masking=True, eval_contexts=[4, 16]), Recorder()
     trainer(tmp_path).test(model, datamodule=data)
-    corpus = data._evaluated["test"][0].tokens
+    windows = data._evaluated["test"][0]
+    assert isinstance(windows, Windows)
+    corpus = windows.tokens
     whole = np.asarray(corpus[: len(corpus)])
     scored_ids = whole[1:][whole[:-1] != tokenizer.end_of_text]
     for i, evaluation in enumerate(data.evaluations["test"]):

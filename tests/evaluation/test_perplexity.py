@@ -1,9 +1,10 @@
+import itertools
 import math
 
 import pytest
 import torch
 
-from kvpath.evaluation import Perplexity, summarise
+from kvpath.evaluation import Perplexity, by_position, summarise
 
 
 def test_sums_stay_wide_in_a_narrow_model() -> None:
@@ -12,18 +13,34 @@ def test_sums_stay_wide_in_a_narrow_model() -> None:
     module.score = score
     module.to(torch.bfloat16)
     for _ in range(1000):
-        score.update(torch.tensor(0.1, dtype=torch.float64), torch.tensor(2**40))
+        score.update(torch.full((1, 2), 0.1, dtype=torch.float64), torch.full((1, 2), True))
     sums = score.compute()
     assert (sums["nll"].dtype, sums["count"].dtype) == (torch.float64, torch.int64)
-    assert sums["nll"].item() == pytest.approx(100.0, rel=1e-12)
-    assert sums["count"].item() == 1000 * 2**40
+    assert sums["nll"].tolist() == pytest.approx([100.0, 100.0], rel=1e-12)
+    assert sums["count"].tolist() == [1000, 1000]
 
 
-def test_unequal_batches_are_not_averaged_as_equals() -> None:
+def test_sums_by_place_in_the_window() -> None:
     score = Perplexity()
-    score.update(torch.tensor(30.0), torch.tensor(10))
-    score.update(torch.tensor(1.0), torch.tensor(1))
-    assert score.compute()["nll"] / score.compute()["count"] == pytest.approx(31 / 11)
+    scored = torch.tensor([[True, True, False], [False, True, False]])
+    score.update(torch.tensor([[1.0, 2.0, 0.0], [0.0, 4.0, 0.0]]), scored)
+    score.update(torch.tensor([[8.0]]), torch.tensor([[True]]))
+    sums = score.compute()
+    assert (sums["nll"].tolist(), sums["count"].tolist()) == ([9, 6, 0], [2, 2, 0])
+    assert by_position(sums["nll"], sums["count"]) == [
+        {"from": 0, "to": 1, "tokens": 2, "nll_sum": 9.0},
+        {"from": 1, "to": 2, "tokens": 2, "nll_sum": 6.0},
+        {"from": 2, "to": 3, "tokens": 0, "nll_sum": 0.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("context", "edges"), [(1, [0, 1]), (2, [0, 1, 2]), (8, [0, 1, 2, 4, 8]), (9, [0, 1, 2, 4, 8, 9])]
+)
+def test_buckets_double_up_to_the_context(context: int, edges: list[int]) -> None:
+    buckets = by_position(torch.ones(context), torch.ones(context))
+    assert [(bucket["from"], bucket["to"]) for bucket in buckets] == list(itertools.pairwise(edges))
+    assert sum(bucket["tokens"] for bucket in buckets) == sum(bucket["nll_sum"] for bucket in buckets) == context
 
 
 def test_summary() -> None:

@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable
 from importlib import import_module
 
@@ -176,3 +177,13 @@ def test_a_batch_too_large_for_memory_says_what_it_needs_before_allocating(monke
     assert f"a cache of 4 rows x 50,000 tokens in float64 needs {needed / 1e9:.2f} GB" in str(error.value)
     assert "cpu has 0.10 GB free: 2 rows of that length fit" in str(error.value)
     assert allocated == []
+
+
+def test_a_decoding_that_is_done_holds_no_cache() -> None:
+    decoding = Decoding(SHIPPED[0].decoder(), [[1], [2, 3]], SamplingConfig(max_new_tokens=2))
+    steps = iter(decoding)
+    next(steps)
+    cache = weakref.ref(decoding._cache)
+    assert cache() is not None
+    assert len(list(steps)) == 1
+    assert cache() is None

@@ -158,3 +158,5 @@ def test_tall_weights_are_turned_for_one_vector_and_stay_what_they_were() -> Non
     assert turned(tall).stride() == (1, 1024)
     assert turned(flat) is flat
     assert turned(small) is small
+    narrow = tall.bfloat16()
+    assert turned(narrow) is narrow

@@ -37,6 +37,8 @@ def test_values_and_gradients(chunk_elements: int, z_loss: float) -> None:
     assert_close(sums.total, total, atol=1e-10, rtol=0)
     assert_close(sums.nll, nll, atol=1e-10, rtol=0)
     assert int(sums.count) == int((labels != IGNORE).sum()) < BATCH * LENGTH
+    each = F.cross_entropy((x @ weight.T).flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
+    assert_close(sums.nll_BT, each.detach().view(BATCH, LENGTH), atol=1e-10, rtol=0)
     found = torch.autograd.grad(sums.total * 3.7, (x, weight))
     assert_close(found, torch.autograd.grad(total * 3.7, (x, weight)), atol=1e-10, rtol=0)
 
@@ -51,7 +53,7 @@ def test_types() -> None:
 def test_nothing_to_score() -> None:
     x, weight, labels = inputs(ignored=2.0)
     sums = linear_cross_entropy(x, weight, labels, z_loss=0.1)
-    assert [float(part) for part in sums] == [0, 0, 0]
+    assert [float(part.sum()) for part in sums] == [0, 0, 0, 0]
     assert all((gradient == 0).all() for gradient in torch.autograd.grad(sums.total, (x, weight)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvpath.errors import UserError
+from kvpath.training import run_lock
 from kvpath.training.run_lock import only_writer
 
 
@@ -45,3 +46,14 @@ def test_a_directory_in_which_nothing_was_written_goes(tmp_path: Path) -> None:
     with only_writer(tmp_path / "run"):
         assert (tmp_path / "run" / ".lock").exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_who_holds_it_is_asked_without_taking_it(tmp_path: Path, holder: int) -> None:
+    lock = tmp_path / "run" / ".lock"
+    for _ in range(2):
+        assert (run_lock.holder(lock) or "").startswith(f"process {holder} on ")
+    os.kill(holder, signal.SIGKILL)
+    os.waitid(os.P_PID, holder, os.WEXITED | os.WNOWAIT)
+    assert lock.exists()
+    assert run_lock.holder(lock) is None
+    assert run_lock.holder(tmp_path / "nowhere") is None

@@ -55,3 +55,25 @@ def test_every_token_is_scored_once_on_any_number_of_ranks(reports: list[dict[st
         assert (results[1]["tokens"], results[1]["bytes"]) == (results[0]["tokens"], results[0]["bytes"])
         for name in ("nll_sum", "loss", "perplexity", "bits_per_byte"):
             assert results[1][name] == pytest.approx(results[0][name], rel=1e-12)
+
+
+def test_windows_that_overlap_score_every_token_once_on_any_number_of_ranks(reports: list[dict[str, Any]]) -> None:
+    for one, two in zip(reports[0]["sliding"], reports[1]["sliding"], strict=True):
+        assert one["tokens"] == two["tokens"] == reports[0]["to_score"][0]
+        assert one["stride"] == two["stride"] == 5
+        assert two["fingerprint"] == one["fingerprint"]
+        assert two["nll_sum"] == pytest.approx(one["nll_sum"], rel=1e-12)
+        assert [bucket["tokens"] for bucket in two["by_position"]] == [
+            bucket["tokens"] for bucket in one["by_position"]
+        ]
+
+
+def test_the_first_rank_writes_and_all_go_on_after_an_interruption(out: Path, reports: list[dict[str, Any]]) -> None:
+    for ranks, report in enumerate(reports, 1):
+        assert [result["context"] for result in report["gone_on"]] == [16]
+        entries = json.loads((out / f"perplexity{ranks}.json").read_text())
+        assert [(entry["context"], entry["stride"]) for entry in entries] == [(16, 16), (8, 5), (16, 5)]
+        assert [entry["nll_sum"] for entry in entries] == pytest.approx(
+            [result["nll_sum"] for result in (*report["test"], *report["sliding"])], rel=1e-12
+        )
+    assert list(out.glob("*.partial")) == []

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from kvpath.cli.perplexity_file import PerplexityFile
 from tests.training.toys import Record, Uneven, toy_data, toy_module, toy_trainer, weights
 
 
@@ -29,14 +30,25 @@ class Exchanges(Callback):
 
 
 def run(corpus: Path, out: Path, ranks: int) -> None:
-    """Three steps of four sequences, in micro-batches of one, then the held-out set."""
+    """Three steps of four sequences, in micro-batches of one, then the held-out set, by overlapping windows, too."""
+    checkpoint, found = out / f"{ranks}.ckpt", out / f"perplexity{ranks}.json"
     record, exchanges = Record(), Exchanges()
     strategy = "ddp" if ranks > 1 else "auto"
-    trainer = toy_trainer(record, exchanges, devices=ranks, strategy=strategy, precision="64-true")
+    file = PerplexityFile(found, "toy", checkpoint)
+    trainer = toy_trainer(record, exchanges, file, devices=ranks, strategy=strategy, precision="64-true")
     module, data = toy_module(), toy_data(corpus, micro_batch=1, kind=Uneven, eval_batch_tokens=48)
     trainer.fit(module, data)
     (fit_result,) = module.results
+    trainer.save_checkpoint(checkpoint)
     trainer.test(module, data, verbose=False)
+    held_out, to_score = module.results, [evaluation.n_tokens for evaluation in data.evaluations["test"]]
+    sliding = toy_data(corpus, eval_batch_tokens=48, eval_contexts=[8, 16], eval_stride=5)
+    trainer.test(module, sliding, verbose=False)
+    whole = module.results
+    if trainer.is_global_zero:  # as if it had been interrupted after the first
+        file.done = file.done[:1]
+        file._write_partial()
+    trainer.test(module, sliding, verbose=False)
     if trainer.is_global_zero:
         torch.save(weights(module), out / f"weights{ranks}.pt")
         report = {
@@ -45,8 +57,10 @@ def run(corpus: Path, out: Path, ranks: int) -> None:
             "exchanges": exchanges.count,
             "micro_batches": data.plan.accumulation,
             "validation": fit_result,
-            "test": module.results,
-            "to_score": [evaluation.n_tokens for evaluation in data.evaluations["test"]],
+            "test": held_out,
+            "to_score": to_score,
+            "sliding": whole,
+            "gone_on": module.results,
         }
         (out / f"report{ranks}.json").write_text(json.dumps(report))
 

@@ -48,8 +48,8 @@ class Prepared(Source):
     def tokenizer(self, name: str) -> "Tokenizer | None":
         from kvpath.data.tokenizer import TokenizerConfig
 
-        plan = self._folder().plan
-        if name not in ("train", plan.tokenizer_name) or Path(name).exists():
+        # first, since a run's own tokenizer is there where its shards may not be
+        if Path(name).exists() or name not in ("train", (plan := self._folder().plan).tokenizer_name):
             return None
         return TokenizerConfig(str(Path(self.directory) / TOKENIZER), end_of_text=plan.end_of_text).load()
 

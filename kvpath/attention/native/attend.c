@@ -1,0 +1,240 @@
+/* softmax(Q K^T) V on a CPU for a few queries of each row, over keys and values in parts over features.
+ *
+ * Entries are read once, where they lie, and widened to float32 in a core's cache. The keys of a row and head are cut
+ * into ranges, each with a running softmax of its own; the ranges depend on the number of keys alone, so results do not
+ * depend on the number of threads.
+ *
+ * Letters: B rows, G key/value heads, R queries that share one of these heads, S keys, D and V features of keys and
+ * values, all parts together.
+ */
+
+#include <math.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 64, FEWEST_KEYS = 256, MOST_RANGES = 16, MOST_PARTS = 16 };
+
+typedef struct {
+    const void *data;
+    int64_t row, token, head; /* strides in elements; features lie side by side */
+    int32_t heads, dim;       /* a part with fewer heads than G is shared by the others' heads */
+} Part;
+
+typedef struct {
+    int32_t batch, groups, queries, key_parts, value_parts, narrow, threads;
+    int64_t keys;
+    const Part *k, *v;
+    const float *q;          /* (B, G, R, D), scaled */
+    const uint8_t *mask;     /* (B or 1, R, S), 0 where a query sees nothing; NULL if all see all */
+    int64_t mask_row;        /* bytes from one row's mask to the next, 0 if all rows share one */
+    float *out;              /* (B, G, R, V) */
+} Problem;
+
+static int64_t width(const Part *parts, int count) {
+    int64_t total = 0;
+    for (int i = 0; i < count; i++) total += parts[i].dim;
+    return total;
+}
+
+static int is_same(const Part *a, const Part *b) {
+    return a->data == b->data && a->row == b->row && a->token == b->token && a->head == b->head &&
+           a->heads == b->heads && a->dim == b->dim;
+}
+
+/* exp(x) for x <= 0, to a few units in the last place: 2^n by the exponent's bits, the rest by its series. */
+static inline float exp_of_negative(float x) {
+    float bounded = x < -87.0f ? -87.0f : x;
+    float n = rintf(bounded * 1.44269504f);
+    float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    float series = 1.0f / 5040;
+    series = series * r + 1.0f / 720;
+    series = series * r + 1.0f / 120;
+    series = series * r + 1.0f / 24;
+    series = series * r + 1.0f / 6;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return x < -87.0f ? 0.0f : series * power;
+}
+
+/* One head's entries of n tokens as float32, the next token `step` floats on: a copy if they are narrow. */
+static const float *widened(const Part *part, int narrow, int64_t row, int64_t group, int64_t groups, int64_t first,
+                            int n, float *room, int64_t *step) {
+    int64_t start = row * part->row + first * part->token + group / (groups / part->heads) * part->head;
+    if (!narrow) {
+        *step = part->token;
+        return (const float *)part->data + start;
+    }
+    const int dim = part->dim;
+    for (int s = 0; s < n; s++) {
+        const uint16_t *restrict from = (const uint16_t *)part->data + start + s * part->token;
+        uint32_t *restrict to = (uint32_t *)room + (int64_t)s * dim;
+        for (int d = 0; d < dim; d++) to[d] = (uint32_t)from[d] << 16;
+    }
+    *step = dim;
+    return room;
+}
+
+/* scores[s] += q . k_s */
+static void add_products(const float *q, const float *k, int64_t step, int n, int dim, float *scores) {
+    int s = 0;
+    for (; s + 4 <= n; s += 4) {
+        const float *k0 = k + s * step, *k1 = k0 + step, *k2 = k1 + step, *k3 = k2 + step;
+        float a0 = 0, a1 = 0, a2 = 0, a3 = 0;
+#pragma omp simd reduction(+ : a0, a1, a2, a3)
+        for (int d = 0; d < dim; d++) {
+            a0 += q[d] * k0[d];
+            a1 += q[d] * k1[d];
+            a2 += q[d] * k2[d];
+            a3 += q[d] * k3[d];
+        }
+        scores[s] += a0;
+        scores[s + 1] += a1;
+        scores[s + 2] += a2;
+        scores[s + 3] += a3;
+    }
+    for (; s < n; s++) {
+        float a = 0;
+#pragma omp simd reduction(+ : a)
+        for (int d = 0; d < dim; d++) a += q[d] * k[s * step + d];
+        scores[s] += a;
+    }
+}
+
+/* sums[d] += sum_s shares[s] v_s[d] */
+static void add_weighted(const float *shares, const float *v, int64_t step, int n, int dim, float *restrict sums) {
+    int s = 0;
+    for (; s + 4 <= n; s += 4) {
+        const float *v0 = v + s * step, *v1 = v0 + step, *v2 = v1 + step, *v3 = v2 + step;
+        float p0 = shares[s], p1 = shares[s + 1], p2 = shares[s + 2], p3 = shares[s + 3];
+        for (int d = 0; d < dim; d++) sums[d] += p0 * v0[d] + p1 * v1[d] + p2 * v2[d] + p3 * v3[d];
+    }
+    for (; s < n; s++)
+        for (int d = 0; d < dim; d++) sums[d] += shares[s] * v[s * step + d];
+}
+
+/* Scores of a block become shares of its running softmax; gives what earlier sums fade by. */
+static float to_shares(float *scores, const uint8_t *seen, int n, float *peak, float *total) {
+    float top = *peak, sum = 0;
+    if (seen)
+        for (int s = 0; s < n; s++) scores[s] = seen[s] ? scores[s] : -INFINITY;
+#pragma omp simd reduction(max : top)
+    for (int s = 0; s < n; s++) top = scores[s] > top ? scores[s] : top;
+    if (top == -INFINITY) {
+        memset(scores, 0, n * sizeof *scores);
+        return 1;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int s = 0; s < n; s++) {
+        scores[s] = exp_of_negative(scores[s] - top);
+        sum += scores[s];
+    }
+    float fade = *peak == -INFINITY ? 0.0f : exp_of_negative(*peak - top);
+    *total = *total * fade + sum;
+    *peak = top;
+    return fade;
+}
+
+/* One range of keys of one row and head: sums (R, V), and peak and total of each query's softmax. */
+static void attend_range(const Problem *p, int64_t row, int64_t group, int64_t first, int64_t last, float *room,
+                         float *sums, float *peaks, float *totals) {
+    int64_t D = width(p->k, p->key_parts), V = width(p->v, p->value_parts), R = p->queries;
+    const float *q = p->q + (row * p->groups + group) * R * D;
+    const float *k[MOST_PARTS], *v[MOST_PARTS];
+    int64_t k_step[MOST_PARTS], v_step[MOST_PARTS];
+    float scores[BLOCK];
+    memset(sums, 0, R * V * sizeof *sums);
+    for (int64_t r = 0; r < R; r++) peaks[r] = -INFINITY, totals[r] = 0;
+    for (int64_t at = first; at < last; at += BLOCK) {
+        int n = last - at < BLOCK ? (int)(last - at) : BLOCK;
+        float *free_room = room;
+        for (int i = 0; i < p->key_parts; i++) {
+            k[i] = widened(&p->k[i], p->narrow, row, group, p->groups, at, n, free_room, &k_step[i]);
+            free_room += BLOCK * p->k[i].dim;
+        }
+        for (int j = 0; j < p->value_parts; j++) {
+            int same = 0; /* a latent serves as key and as value */
+            while (same < p->key_parts && !is_same(&p->k[same], &p->v[j])) same++;
+            if (same < p->key_parts) {
+                v[j] = k[same], v_step[j] = k_step[same];
+                continue;
+            }
+            v[j] = widened(&p->v[j], p->narrow, row, group, p->groups, at, n, free_room, &v_step[j]);
+            free_room += BLOCK * p->v[j].dim;
+        }
+        for (int64_t r = 0; r < R; r++) {
+            memset(scores, 0, sizeof scores);
+            const float *part = q + r * D;
+            for (int i = 0; i < p->key_parts; part += p->k[i++].dim)
+                add_products(part, k[i], k_step[i], n, p->k[i].dim, scores);
+            const uint8_t *seen = p->mask ? p->mask + row * p->mask_row + r * p->keys + at : NULL;
+            float fade = to_shares(scores, seen, n, &peaks[r], &totals[r]);
+            float *sum = sums + r * V;
+            if (fade != 1)
+                for (int64_t d = 0; d < V; d++) sum[d] *= fade;
+            for (int j = 0; j < p->value_parts; sum += p->v[j++].dim)
+                add_weighted(scores, v[j], v_step[j], n, p->v[j].dim, sum);
+        }
+    }
+}
+
+/* The softmax over all ranges of one row and head. */
+static void join_ranges(const Problem *p, int ranges, const float *sums, const float *peaks, const float *totals,
+                        float *out) {
+    int64_t V = width(p->v, p->value_parts), R = p->queries;
+    memset(out, 0, R * V * sizeof *out);
+    for (int64_t r = 0; r < R; r++) {
+        float top = -INFINITY, total = 0;
+        for (int i = 0; i < ranges; i++) top = peaks[i * R + r] > top ? peaks[i * R + r] : top;
+        if (top == -INFINITY) continue; /* it sees nothing */
+        for (int i = 0; i < ranges; i++) {
+            if (peaks[i * R + r] == -INFINITY) continue;
+            float share = exp_of_negative(peaks[i * R + r] - top);
+            total += totals[i * R + r] * share;
+            for (int64_t d = 0; d < V; d++) out[r * V + d] += share * sums[(i * R + r) * V + d];
+        }
+        for (int64_t d = 0; d < V; d++) out[r * V + d] /= total;
+    }
+}
+
+/* Returns 0, or 1 if there is no memory for what it needs beside its arguments. */
+int kvpath_attend(const Problem *p) {
+    int64_t D = width(p->k, p->key_parts), V = width(p->v, p->value_parts), R = p->queries;
+    int64_t wanted = (p->keys + FEWEST_KEYS - 1) / FEWEST_KEYS;
+    int ranges = wanted > MOST_RANGES ? MOST_RANGES : (int)wanted;
+    int64_t length = (p->keys + ranges - 1) / ranges, heads = (int64_t)p->batch * p->groups;
+    float *sums = malloc(heads * ranges * R * (V + 2) * sizeof *sums);
+    float *rooms = malloc((int64_t)p->threads * BLOCK * (D + V) * sizeof *rooms);
+    if (!sums || !rooms) {
+        free(sums), free(rooms);
+        return 1;
+    }
+    float *peaks = sums + heads * ranges * R * V, *totals = peaks + heads * ranges * R;
+#pragma omp parallel num_threads(p->threads)
+    {
+        float *room = rooms;
+#ifdef _OPENMP
+        room += omp_get_thread_num() * BLOCK * (D + V);
+#endif
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < heads * ranges; item++) {
+            int64_t head = item / ranges, first = item % ranges * length;
+            int64_t last = first + length < p->keys ? first + length : p->keys;
+            attend_range(p, head / p->groups, head % p->groups, first, last, room, sums + item * R * V,
+                         peaks + item * R, totals + item * R);
+        }
+#pragma omp for
+        for (int64_t head = 0; head < heads; head++)
+            join_ranges(p, ranges, sums + head * ranges * R * V, peaks + head * ranges * R,
+                        totals + head * ranges * R, p->out + head * R * V);
+    }
+    free(sums), free(rooms);
+    return 0;
+}

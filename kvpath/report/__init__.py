@@ -1,0 +1,1 @@
+"""Runs as the paper's tables and figures, ours beside the printed ones."""
