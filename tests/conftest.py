@@ -3,6 +3,7 @@
 import functools
 import os
 import random
+import sys
 import urllib.request
 from collections.abc import Iterator
 
@@ -48,3 +49,10 @@ def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def first_rank() -> None:
+    """Lightning remembers for the whole process which rank the environment once said it was."""
+    if (remembering := sys.modules.get("lightning_utilities.core.rank_zero")) is not None:
+        remembering.rank_zero_only.rank = 0

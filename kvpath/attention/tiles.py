@@ -60,10 +60,6 @@ class KeyRange:
 def attend_split(q_parts: Sequence[Tensor], segments: Sequence[Segment], context: Context) -> Tensor:
     """What `attend` gives, (B, T, H * V), without joining the parts of keys and values."""
     first = segments[0]
-    if len(segments) == len(first.k) == len(first.v) == 1:
-        entries = ([first.k[0].values], [first.v[0].values])
-        if not native.takes(_rows(q_parts[0], *entries), *entries):
-            return attend(q_parts, segments, context)
     q_BTHD = torch.cat(tuple(q_parts), dim=-1)
     ranges = [
         KeyRange(
@@ -74,9 +70,13 @@ def attend_split(q_parts: Sequence[Tensor], segments: Sequence[Segment], context
         )
         for segment in segments
     ]
-    parts = q_BTHD.split([part.values.shape[-1] for part in segments[0].k], dim=-1)
-    out = attend_in_tiles(parts, ranges, context, 1 / math.sqrt(q_BTHD.shape[-1]))
-    return torch.cat(out, dim=-1).flatten(2)
+    scale = 1 / math.sqrt(q_BTHD.shape[-1])
+    if (out_BTHV := _by_few([q_BTHD], ranges, context, scale)) is not None:
+        return out_BTHV.to(q_BTHD.dtype).flatten(2)
+    if len(segments) == len(first.k) == len(first.v) == 1:
+        return attend(q_parts, segments, context)  # there is nothing to join
+    parts = q_BTHD.split([part.values.shape[-1] for part in first.k], dim=-1)
+    return torch.cat(_by_tiles(parts, ranges, context, scale), dim=-1).flatten(2)
 
 
 def attend_in_tiles(
@@ -93,10 +93,15 @@ def attend_in_tiles(
     Returns:
         (B, T, H, V_j) for each part of the values, not joined. A query that sees no key gives zeros.
     """
+    if (out_BTHV := _by_few(q_parts, ranges, context, scale)) is not None:
+        return list(out_BTHV.to(q_parts[0].dtype).split([_shape(part)[1] for part in ranges[0].v], dim=-1))
+    return _by_tiles(q_parts, ranges, context, scale)
+
+
+def _by_tiles(q_parts: Sequence[Tensor], ranges: Sequence[KeyRange], context: Context, scale: float) -> list[Tensor]:
+    """`attend_in_tiles` by torch alone."""
     dtype, device = q_parts[0].dtype, q_parts[0].device.type
     widths = [_shape(part)[1] for part in ranges[0].v]
-    if (out_BTHV := _by_few(q_parts, ranges, context, scale)) is not None:
-        return list(out_BTHV.to(dtype).split(widths, dim=-1))
     if q_parts[0].shape[1] > QUERY_ROWS:
         # Joining a tile costs once for all queries, and then each has one product in place of several.
         q_parts, ranges = [torch.cat(tuple(q_parts), dim=-1)], [_joined(keys) for keys in ranges]

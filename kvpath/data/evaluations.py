@@ -76,10 +76,6 @@ def named(name: str) -> Iterator[None]:
         raise UserError(f"data.evaluate.{name}: {error}") from error
 
 
-OF_TEXT = ("corpus", "split", "context", "stride", "fingerprint")
-"""What tells the perplexity of one evaluation from others."""
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """One loader of an evaluation: a region of a corpus, read at one context length.
@@ -105,7 +101,7 @@ class Evaluation:
 
     def stated(self) -> dict[str, Any]:
         """What tells its result from others."""
-        return {name: getattr(self, name) for name in OF_TEXT}
+        return {name: getattr(self, name) for name in ("corpus", "split", "context", "stride", "fingerprint")}
 
 
 def evaluate_at(

@@ -10,7 +10,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from kvpath.attention.context import Index
-from kvpath.data.evaluations import OF_TEXT
 from kvpath.errors import UserError
 from kvpath.evaluation.perplexity import Perplexity, by_position, summarise
 from kvpath.evaluation.retrieval import Accuracy, answers_right, as_in_generation, task_name
@@ -307,7 +306,7 @@ class LanguageModel(LightningModule):
         n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
         self.results.append(
             {
-                **({} if known is None else {name: getattr(known, name) for name in OF_TEXT}),
+                **({} if known is None else known.stated()),
                 "tokens": tokens,
                 "bytes": n_bytes,
                 "nll_sum": nll,

@@ -2,7 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from kvpath.config import build_model, load_config
+from kvpath.model import Decoder
 from tests.runs import kvpath, write_config
 
 
@@ -23,3 +26,12 @@ def trained(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         os.chdir(before)
     return folder / "run"
+
+
+@pytest.fixture(scope="package")
+def decoder(trained: Path) -> Decoder:
+    """The trained model, put together without Lightning, in float64; only to be read."""
+    model = build_model(load_config(str(trained / "config.yaml")))
+    stored = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    model.load_state_dict({name.removeprefix("model."): value for name, value in stored.items()})
+    return model.double().eval()

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from kvpath.config import build_model, load_config
 from kvpath.data import PackedText
 from kvpath.data.packing import Windows
 from kvpath.model import Decoder
@@ -31,15 +30,6 @@ def region(toy: Path) -> tuple[PackedText, torch.Tensor]:
     windows = data._evaluated["test"][0]
     assert isinstance(windows, Windows)
     return data, torch.tensor(windows.tokens[: len(windows.tokens)].astype("int64"))
-
-
-@pytest.fixture(scope="module")
-def decoder(trained: Path) -> Decoder:
-    """The trained model, put together without Lightning."""
-    model = build_model(load_config(str(trained / "config.yaml")))
-    stored = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): value for name, value in stored.items()})
-    return model.double().eval()
 
 
 def brute_force(decoder: Decoder, tokens: torch.Tensor, context: int) -> tuple[float, int]:

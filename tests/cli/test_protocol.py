@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from kvpath.config import build_model, load_config
 from kvpath.data import TokenizerConfig
 from kvpath.data.sources import Hub
 from kvpath.model import Decoder
@@ -47,15 +46,6 @@ def files_piece(folder: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files_piece(tmp_path_factory.mktemp("mine"))
-
-
-@pytest.fixture(scope="module")
-def decoder(trained: Path) -> Decoder:
-    """The trained model, put together without Lightning, in float64."""
-    model = build_model(load_config(str(trained / "config.yaml")))
-    stored = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): value for name, value in stored.items()})
-    return model.double().eval()
 
 
 @pytest.fixture(scope="module")

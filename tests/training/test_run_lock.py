@@ -12,13 +12,6 @@ from kvpath.training import run_lock
 from kvpath.training.run_lock import only_writer
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a test before this one said of ranks."""
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[int]:
     """A process that holds the lock of `run` and does nothing else."""
