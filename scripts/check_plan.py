@@ -82,6 +82,7 @@ CASES = (
     Case("mla", LARGE, 1, 0, "bf16-mixed", 1, 96),
     Case("kvpath_rolling", LARGE, 2, 0, "32-true", 1, 384),
     Case("cla", WIDE, 2, 1, "32-true", 2, 192),
+    Case("mqa", DEEP, 2, 1, "32-true", 1, 256, accumulation=2),
     Case("gqa", DEEP, 2, 2, "32-true", 1, 512),
     Case("kvpath_mla", LARGE, 2, 2, "32-true", 1, 320, accumulation=2, checkpointing=True),
     Case("kvpath_concat", DEEP, 2, 2, "bf16-mixed", 1, 48),
@@ -109,7 +110,7 @@ def measure(case: Case, small: bool) -> int:
     config = case.config(small)
     shape = (case.accumulation, case.micro_batch, case.seq_len)
     batch = {name: torch.randint(config.vocab_size, shape) for name in ("tokens", "labels")}
-    with LiveBytes() as live:
+    with LiveBytes("cpu") as live:  # DeepSpeed makes a copy of the weights on the meta device
         second = SecondStep(live)
         trainer = Trainer(
             accelerator="cpu",

@@ -14,6 +14,9 @@ class LiveBytes(TorchDispatchMode):
 
     What was there before does not count; nor does the workspace of a kernel, which is no tensor.
 
+    Args:
+        device: the type of device whose storages count, such as cpu; None for all, those without memory too.
+
     >>> import torch
     >>> with LiveBytes() as live:
     ...     _ = torch.zeros(2, dtype=torch.float32) + 1
@@ -21,8 +24,9 @@ class LiveBytes(TorchDispatchMode):
     16
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | None = None) -> None:
         super().__init__()
+        self.device = device
         self.peak = 0
         """The most bytes held at once."""
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -38,10 +42,13 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operation and look at what it made."""
         out = func(*args, **(kwargs or {}))
-        made = [tensor.untyped_storage() for tensor in tree_iter(out) if isinstance(tensor, Tensor)]
+        made = [x.untyped_storage() for x in tree_iter(out) if isinstance(x, Tensor) and self._counts(x)]
         if made:
             given = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)}
             new = {storage._cdata: storage for storage in made if storage._cdata not in given}
             self._made.update({key: (StorageWeakRef(storage), storage.nbytes()) for key, storage in new.items()})
             self.peak = max(self.peak, self.now)
         return out
+
+    def _counts(self, tensor: Tensor) -> bool:
+        return self.device is None or tensor.device.type == self.device

@@ -125,6 +125,7 @@ def memory_of(
         autocast=sharing.autocast,
         activation_checkpointing=checkpointing,
         gradients_held=sharing.gradients_held(accumulation),
+        exchange=sharing.exchange(parameters),
     )
     return sharing.memory(parameters, passes, micro_batch, accumulation, checkpointing)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from kvpath.analysis.training_memory import Exchange
+
 _GATHERED_AHEAD = 50_000_000
 """Weights that DeepSpeed's stage 3 gathers before they are needed, by its own default."""
 
@@ -94,16 +96,28 @@ class Sharing:
 
     def gradients_held(self, accumulation: int) -> bool:
         """Whether all memory of the gradients is taken before a step's last pass, and not on its way."""
-        alone = self.stage == 0 and self.ranks == 1  # DDP's buckets are the gradients, and stay
-        return accumulation > 1 or not (alone or self.stage == 1)
+        if self.stage in (1, 2):
+            return self.stage == 1 and accumulation > 1
+        return accumulation > 1 or self.stage == 3 or self.ranks > 1  # DDP's buckets are the gradients, and stay
+
+    def exchange(self, parameters: int) -> Exchange | None:
+        """How gradients leave during a step's last backward pass; None if they stay, or have their place."""
+        leave = self.stage == 2 or (self.stage == 1 and self.overlap_comm)
+        return Exchange(self.bucket_elements, self._part_kept(parameters)) if leave else None
+
+    def _part(self, parameters: int) -> int:
+        return -(-parameters // self.ranks)
+
+    def _part_kept(self, parameters: int) -> int:
+        return 0 if self.offload_optimizer else self._part(parameters)
 
     def memory(self, parameters: int, passes: int, micro_batch: int, accumulation: int, checkpointing: bool) -> Memory:
         """What a rank holds.
 
         Args:
             parameters: of the model.
-            passes: bytes of a micro-batch, as `pass_bytes` found them with `weight_dtype`, `autocast` and
-                `gradients_held`.
+            passes: bytes of a micro-batch, as `pass_bytes` found them with `weight_dtype`, `autocast`,
+                `gradients_held` and `exchange`.
             micro_batch: sequences in it.
             accumulation: micro-batches of a step.
             checkpointing: whether the passes ran with it.
@@ -126,12 +140,15 @@ class Sharing:
     def _by_zero(
         self, parameters: int, passes: int, micro_batch: int, accumulation: int, checkpointing: bool
     ) -> Memory:
-        size, part = self.weight_dtype.itemsize, -(-parameters // self.ranks)
+        size, part = self.weight_dtype.itemsize, self._part(parameters)
         optimizer, host = 12 * part, 0
         buckets = self.bucket_elements * size * (1 + self.overlap_comm)
         weights = parameters * size
-        gradients = weights if self.stage == 1 else part * size
-        activations = passes if self.gradients_held(accumulation) else max(0, passes - gradients)
+        exchange = self.exchange(parameters)
+        made = exchange.part_elements * size if exchange else 0 if self.gradients_held(accumulation) else weights
+        activations = max(0, passes - made)
+        held = {1: weights, 2: made, 3: 0 if self.offload_optimizer else part * size}[self.stage]
+        gradients = made + (held if accumulation > 1 or self.stage == 3 else 0)
         if self.stage == 3:
             live = min(parameters, self.live_elements) + min(parameters, _GATHERED_AHEAD)
             weights = (0 if self.offload_parameters else part * size) + live * size
@@ -139,7 +156,7 @@ class Sharing:
             host += part * size if self.offload_parameters else 0
         if self.offload_optimizer:
             host += optimizer + 4 * part
-            optimizer, gradients = 0, 0 if self.stage > 1 else gradients
+            optimizer = 0
         # After the passes a step copies this rank's gradients, once flat and once in float32.
         copies = part * size + (0 if size == 4 else 4 * part)
         in_step = part * size + copies if not self.offload_optimizer else 0

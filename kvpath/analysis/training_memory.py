@@ -2,14 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvpath.analysis.live_bytes import LiveBytes
 from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
 from kvpath.model.loss import LossSums
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Gradients leave in buckets: a rank makes room for its part of them when the first bucket is full (ZeRO 1 and 2).
+
+    Args:
+        bucket_elements: gradients in a bucket, whose memory is counted elsewhere; one that is larger keeps its own.
+        part_elements: this rank's part.
+    """
+
+    bucket_elements: int
+    part_elements: int
 
 
 def pass_bytes(
@@ -21,6 +36,7 @@ def pass_bytes(
     autocast: torch.dtype | None = None,
     activation_checkpointing: bool = False,
     gradients_held: bool = False,
+    exchange: Exchange | None = None,
 ) -> int:
     """The most bytes that one micro-batch holds at once beside the weights, in its forward and backward pass.
 
@@ -35,6 +51,7 @@ def pass_bytes(
         activation_checkpointing: whether blocks are run again in the backward pass instead of kept.
         gradients_held: whether gradients of earlier micro-batches are there, which do not count; else those that the
             pass makes on its way do.
+        exchange: how gradients leave during the backward pass, if they do; this rank's part of them counts.
     """
     with FakeTensorMode(), _made_in(weights):
         model = Decoder(config)
@@ -42,12 +59,38 @@ def pass_bytes(
         if gradients_held:
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
+        if exchange is not None:
+            leaving = _Leaving(exchange)
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(leaving)
         tokens_BT = torch.zeros(sequences, seq_len, dtype=torch.int64)
         with LiveBytes() as live, torch.autocast("cpu", autocast, enabled=autocast is not None):
             sums = model(tokens_BT, tokens_BT)
             assert isinstance(sums, LossSums)
             (sums.total * 1.0).backward()
         return live.peak
+
+
+@dataclass
+class _Leaving:
+    """A hook on every parameter, called when its gradient is there."""
+
+    exchange: Exchange
+    waiting: int = 0
+    kept: list[Tensor] = field(default_factory=list)
+    large: Tensor | None = None
+
+    def __call__(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        size = parameter.numel()
+        if self.waiting + size > self.exchange.bucket_elements:
+            if not self.kept:
+                self.kept.append(parameter.grad.new_empty(self.exchange.part_elements))
+            self.waiting, self.large = 0, None
+        self.waiting += size
+        if size > self.exchange.bucket_elements:
+            self.large = parameter.grad
+        parameter.grad = None
 
 
 @contextmanager

@@ -27,3 +27,12 @@ def test_what_a_graph_holds_counts_until_it_is_gone() -> None:
         out.backward()
         del out
         assert live.now == 4_000  # the gradient
+
+
+def test_tensors_without_memory_count_only_where_they_are_asked_for() -> None:
+    with LiveBytes("cpu") as live:
+        kept = [torch.zeros(10), torch.zeros(1000, device="meta")]
+        assert live.now == 40
+    with LiveBytes() as live:
+        kept.append(torch.zeros(1000, device="meta"))
+    assert live.peak == 4_000

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kvpath.analysis.sharing import Sharing
+from kvpath.analysis.training_memory import Exchange
 
 P = 1_000
 PASSES = 7_000
@@ -25,13 +28,17 @@ def test_gradients_that_are_there_already_come_on_top() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "gradients", "weights"), [(1, 2 * P, 2 * P), (2, P // 2, 2 * P), (3, P // 2, P // 2 + 2 * (100 + P))]
+    ("stage", "gradients", "and_before", "weights"),
+    [(1, P // 2, 2 * P, 2 * P), (2, P // 2, P // 2, 2 * P), (3, P // 2, 0, P // 2 + 2 * (100 + P))],
 )
-def test_zero_in_bf16_shares_out_more_with_each_stage(stage: int, gradients: int, weights: int) -> None:
+def test_zero_in_bf16_shares_out_more_with_each_stage(
+    stage: int, gradients: int, and_before: int, weights: int
+) -> None:
     sharing = Sharing(ranks=4, stage=stage, precision="bf16-mixed", bucket_elements=500, live_elements=100)
     assert (sharing.weight_dtype, sharing.autocast) == (torch.bfloat16, None)
     found = parts(sharing)
     assert found[:3] == [weights, gradients, 12 * P // 4]
+    assert parts(sharing, accumulation=2)[1] == gradients + and_before
     assert found[3] >= 500 * 2 * (1 if stage == 3 else 2)
 
 
@@ -56,6 +63,14 @@ def test_checkpoints(stage: int, bytes_each: int) -> None:
 
 def test_each_stage_holds_less_than_the_one_before() -> None:
     totals = [
-        Sharing(16, stage, "bf16-mixed").memory(10**9, PASSES, 1, 1, checkpointing=False).total for stage in (1, 2, 3)
+        Sharing(16, stage, "bf16-mixed").memory(10**9, PASSES, 1, 2, checkpointing=False).total for stage in (1, 2, 3)
     ]
-    assert totals[2] < totals[1] < totals[0] < Sharing(16).memory(10**9, PASSES, 1, 1, checkpointing=False).total
+    assert totals[2] < totals[1] < totals[0] < Sharing(16).memory(10**9, PASSES, 1, 2, checkpointing=False).total
+
+
+def test_gradients_of_stage_1_leave_on_the_way_only_if_they_are_exchanged_there() -> None:
+    sharing = Sharing(ranks=4, stage=1, bucket_elements=500)
+    assert sharing.exchange(P) == Exchange(500, P // 4)
+    assert replace(sharing, overlap_comm=False).exchange(P) is None
+    assert parts(replace(sharing, overlap_comm=False))[1] == 4 * P
+    assert replace(sharing, offload_optimizer=True).exchange(P) == Exchange(500, 0)

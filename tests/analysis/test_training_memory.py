@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvpath.analysis.live_bytes import LiveBytes
-from kvpath.analysis.training_memory import pass_bytes
+from kvpath.analysis.training_memory import Exchange, pass_bytes
 from kvpath.attention import GQA
 from kvpath.model import BackboneConfig, Decoder
 from tests.cases import SHIPPED, Case
@@ -65,3 +65,18 @@ def test_blocks_that_run_again_hold_less() -> None:
     assert held(4, True) < held(4, False) / 2
     # One more block keeps its input alone: B T C elements.
     assert held(6, True) - held(4, True) == pytest.approx(2 * 2 * 512 * 64 * 4, rel=0.1)
+
+
+@pytest.mark.parametrize("bucket", [1, 40_000, 10**9], ids=["each for itself", "some together", "all together"])
+def test_gradients_that_leave_hold_a_part_from_the_first_full_bucket_on(bucket: int) -> None:
+    config = BackboneConfig(
+        vocab_size=64, d_model=64, n_layers=4, d_ff=256, attention=GQA(n_heads=2, n_kv_heads=1, head_dim=32)
+    )
+    kept = pass_bytes(config, 2, 8)
+    without = pass_bytes(config, 2, 8, exchange=Exchange(bucket, 0))
+    part = pass_bytes(config, 2, 8, exchange=Exchange(bucket, 10**6)) - 4 * 10**6
+    assert without < 0.6 * kept
+    if bucket == 10**9:
+        assert part == without - 4 * 10**6  # made by no bucket
+    else:
+        assert without / 2 < part <= without
