@@ -12,6 +12,7 @@ loaders               batches for Lightning from a corpus
 lanes -> stream       the same on the fly, from a source too large to keep
 record                a hash of what was trained on, and where a stream stands
 retrieval             tasks that are made instead of read: recall of keys, and a passkey
+evaluation_reader     regions, texts and tasks to what each stage is evaluated on
 datamodule            all of it behind one LightningDataModule
 """
 

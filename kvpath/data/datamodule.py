@@ -1,7 +1,6 @@
 """All of data/ behind one LightningDataModule."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -9,10 +8,13 @@ import lightning.pytorch as pl
 from kvpath.data.best_fit import BestFit
 from kvpath.data.budget import Budget, Plan
 from kvpath.data.cache import digest
-from kvpath.data.evaluations import EvaluatedText, Evaluation, EvaluationWindows, evaluate_at, named
+from kvpath.data.checkpoint_checks import check_ranks, check_tokenizer, check_tokens
+from kvpath.data.evaluation_reader import EvaluationReader
+from kvpath.data.evaluations import EvaluatedText, Evaluation
+from kvpath.data.field_checks import field_problems
 from kvpath.data.lane_reader import StreamSettings
 from kvpath.data.lanes import check_lanes
-from kvpath.data.loaders import EvaluationSchedule, RecordingLoader, StepLoader, TrainingSchedule
+from kvpath.data.loaders import RecordingLoader, StepLoader, TrainingSchedule
 from kvpath.data.mapped import FirstTokens, documents_in
 from kvpath.data.order import BlockOrder
 from kvpath.data.packing import Packing, TokenRun, Windows
@@ -20,29 +22,13 @@ from kvpath.data.ranks import Ranks
 from kvpath.data.record import StreamRecord, as_hex
 from kvpath.data.regions import Corpus, Manifest, Region, Split
 from kvpath.data.retrieval import Task
-from kvpath.data.retrieval.evaluation import task_mixed, tasks_at
-from kvpath.data.retrieval.examples import Examples
 from kvpath.data.sources import Source
+from kvpath.data.stage_evaluations import EvaluationStage, StageEvaluations
+from kvpath.data.stage_regions import StageRegions
 from kvpath.data.stream import StreamLoader
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
 from kvpath.data.training_plan import check_budget, check_length
 from kvpath.errors import UserError
-
-EvaluationStage = Literal["validate", "test", "predict"]
-
-_REGIONS_OF_STAGE: dict[str, list[Region]] = {
-    "fit": ["train", "validation"],
-    "validate": ["validation"],
-    "test": ["test"],
-    "predict": ["test"],
-}
-
-_TESTING: tuple[EvaluationStage, ...] = ("test", "predict")
-
-_OTHER_TOKENIZER = (
-    "data.tokenizer {!r} is not the one that the checkpoint was trained with; state its tokenizer.json (in the run"
-    " directory) as data.tokenizer.name, with vocab_size null"
-)
 
 
 class PackedText(pl.LightningDataModule):
@@ -147,11 +133,10 @@ class PackedText(pl.LightningDataModule):
         self.document_masking = document_masking
         self.eval_document_masking = eval_document_masking
         self.eval_through_cache = eval_through_cache
-        UserError.raise_all(self._problems())
+        UserError.raise_all(field_problems(self))
         self.tokenizer: Tokenizer
         self.plan: Plan
-        self.evaluations: dict[EvaluationStage, list[Evaluation]] = {}
-        self._evaluated: dict[EvaluationStage, list[EvaluationWindows]] = {}
+        self._evaluated = StageEvaluations({})
         self._training_windows: Packing
         self._training_offsets: TokenRun | None = None
         self._record = StreamRecord()
@@ -160,76 +145,6 @@ class PackedText(pl.LightningDataModule):
         """Whether a checkpoint that was trained on other text than ours may be gone on with."""
         self.tokenizer_of_weights: str | None = None
         """Fingerprint of the tokenizer that the weights to evaluate were trained with, if it is known."""
-
-    def _problems(self) -> list[str]:
-        at_least = {
-            "seq_len": (self.seq_len, 1),
-            "start_tokens": (self.start_tokens, 0),
-            "holdout_every": (self.holdout_every, 3),
-            "max_tokens": (self.max_tokens, 1),
-            "eval_batch_tokens": (self.eval_batch_tokens, 1),
-            "eval_limit_tokens": (self.eval_limit_tokens, 1),
-            "num_workers": (self.num_workers, 0),
-            "lanes": (self.lanes, 1),
-            "packing_documents": (self.packing_documents, 1),
-            **{f"eval_contexts[{i}]": (context, 1) for i, context in enumerate(self.eval_contexts)},
-        }
-        problems = [
-            f"{name} must be at least {least}, got {value}"
-            for name, (value, least) in at_least.items()
-            if value is not None and value < least
-        ]
-        if self.seq_len > 0 and (self.shuffle_block < 1 or self.shuffle_block % self.seq_len):
-            problems.append(f"shuffle_block must be a multiple of seq_len {self.seq_len}, got {self.shuffle_block}")
-        if self.eval_stride is not None and not 1 <= self.eval_stride <= min(self.eval_contexts, default=1):
-            problems.append(
-                f"eval_stride must be from 1 to the shortest of eval_contexts {self.eval_contexts},"
-                f" got {self.eval_stride}"
-            )
-        if self.evaluate is not None and not self.evaluate:
-            problems.append("evaluate must name at least one text, or be null, got {}")
-        for name, text in (self.evaluate or {}).items():
-            problems += text.problems(name)
-        if len({isinstance(text.source, Task) for text in (self.evaluate or {}).values()}) > 1:
-            problems.append(
-                f"evaluate must name texts or tasks, got both in {sorted(self.evaluate or {})}: their results go to"
-                " different files"
-            )
-        if self.asks and self.eval_stride is not None:
-            problems.append(f"eval_stride must be null for tasks, got {self.eval_stride}")
-        problems += self._problems_of_task()
-        if not self.eval_contexts:
-            problems.append("eval_contexts must name at least one context length, got []")
-        if self.stream:
-            if self.budget.tokens is None:
-                problems.append("budget.tokens must be stated with stream: true, got null: a stream has no length")
-            if self.max_tokens is not None:
-                problems.append(
-                    f"max_tokens must be null with stream: true, got {self.max_tokens}: state budget.tokens, or"
-                    " max_documents of the source"
-                )
-            if self.tokenizer_config.is_trained_here:
-                problems.append("tokenizer.name must name a finished tokenizer with stream: true, got 'train'")
-            if self.holdout_every is not None and self.eval_limit_tokens is None:
-                problems.append("eval_limit_tokens must be stated with stream: true and holdout_every, got null")
-        return problems
-
-    def _problems_of_task(self) -> list[str]:
-        """Of a source that makes its sequences: most of what is about documents is not for it."""
-        if not isinstance(self.source, Task):
-            return []
-        wanted = {
-            "holdout_every": (self.holdout_every, None),
-            "max_tokens": (self.max_tokens, None),
-            "stream": (self.stream, False),
-            "packing": (self.packing, "contiguous"),
-            "document_masking": (self.document_masking, False),
-        }
-        return [f"source.{problem}" for problem in self.source.problems()] + [
-            f"{name} must be {'null' if value is None else value} with source {self.source.label}, got {given}"
-            for name, (given, value) in wanted.items()
-            if given != value
-        ]
 
     @property
     def asks(self) -> bool:
@@ -243,8 +158,7 @@ class PackedText(pl.LightningDataModule):
         stage = function.value if function else "fit"
         tokenizer = self._checked_tokenizer()
         self._corpora(stage, tokenizer)
-        for source in {id(source): source for source, _ in self._kept(stage).values()}.values():
-            source.check()
+        self._regions(stage).check()
         for name, text in self._texts(stage).items():
             if not isinstance(text.source, Task):
                 text.corpus(name, tokenizer)
@@ -264,23 +178,20 @@ class PackedText(pl.LightningDataModule):
         if stage == "fit":
             self._record = StreamRecord()
             self._set_up_training(corpora.get("train"))
-        self._set_up_evaluation("validate", corpora.get("validation"), [self.seq_len])
-        for testing in _TESTING:
-            self._set_up_evaluation(testing, corpora.get("test"), self.eval_contexts, self.eval_stride)
-        if texts := self._texts(stage):
-            self._set_up_texts(cast(EvaluationStage, stage), texts)
-        elif isinstance(self.source, Task):
-            self._set_up_task("validate" if stage == "fit" else cast(EvaluationStage, stage), self.source)
+        task = self.source if isinstance(self.source, Task) else None
+        self._evaluated = StageEvaluations(self._reader().pairs(stage, corpora, self._texts(stage), task))
         if stage != "fit" and not self.evaluations[cast(EvaluationStage, stage)]:
             region = "validation" if stage == "validate" else "test"
             raise UserError(f"there is nothing to {stage} on: state {region} (a source) or holdout_every")
 
+    @property
+    def evaluations(self) -> dict[EvaluationStage, list[Evaluation]]:
+        """Of each stage that may follow ``setup``, what its loaders read, in their order."""
+        return self._evaluated.evaluations
+
     def leave_out(self, stage: EvaluationStage, done: list[Evaluation]) -> None:
         """Have no loaders of some of ``evaluations[stage]``, after ``setup``."""
-        pairs = zip(self.evaluations[stage], self._evaluated[stage], strict=True)
-        kept = [(evaluation, windows) for evaluation, windows in pairs if evaluation not in done]
-        self.evaluations[stage] = [evaluation for evaluation, _ in kept]
-        self._evaluated[stage] = [windows for _, windows in kept]
+        self._evaluated.leave_out(stage, done)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint remembers, for all ranks; every rank must call it.
@@ -306,24 +217,12 @@ class PackedText(pl.LightningDataModule):
         """
         places = None if self.accepts_other_text else state_dict.get("lanes")
         if places is not None and self._ranks.fit:
-            if state_dict["world_size"] != self._ranks.count:
-                raise UserError(
-                    f"data.stream: the checkpoint is of {state_dict['world_size']} ranks, and here are"
-                    f" {self._ranks.count}: a stream goes on with as many ranks as it had; a tokenised corpus with any;"
-                    " --allow '[data]' reads again all that came before"
-                )
+            check_ranks(state_dict, self._ranks.count)
             places = places[self._ranks.rank :: self._ranks.count]
         self._record = StreamRecord.from_state(state_dict, places)
-        if self.accepts_other_text:
-            return
-        if state_dict["tokenizer"] != self.tokenizer.fingerprint:
-            raise UserError(_OTHER_TOKENIZER.format(self.tokenizer_config.name))
-        before, now = state_dict["training_tokens"], self._training_tokens
-        if before is not None and now is not None and before != now:
-            raise UserError(
-                f"data.source {self.source.label} had {before:,} training tokens when the run began and has {now:,}:"
-                " that changes the data of a run; --allow '[data]' allows it"
-            )
+        if not self.accepts_other_text:
+            check_tokenizer(state_dict["tokenizer"], self.tokenizer, self.tokenizer_config.name)
+            check_tokens(state_dict, self._training_tokens, self.source.label)
 
     def stream_hash(self) -> str | None:
         """A hash of all tokens that were trained on, in their order; every rank must call it.
@@ -413,34 +312,25 @@ class PackedText(pl.LightningDataModule):
 
     def _checked_tokenizer(self) -> Tokenizer:
         tokenizer = self.load_tokenizer()
-        if self.tokenizer_of_weights not in (None, tokenizer.fingerprint):
-            raise UserError(_OTHER_TOKENIZER.format(self.tokenizer_config.name))
+        if self.tokenizer_of_weights is not None:
+            check_tokenizer(self.tokenizer_of_weights, tokenizer, self.tokenizer_config.name)
         return tokenizer
 
     def _texts(self, stage: str) -> dict[str, EvaluatedText]:
         """What a stage is to be evaluated on instead of regions of its own."""
-        return (self.evaluate or {}) if stage in _TESTING else {}
+        return (self.evaluate or {}) if stage in ("test", "predict") else {}
 
     def _corpora(self, stage: str, tokenizer: Tokenizer) -> dict[Region, Corpus]:
         """The regions that a stage reads, tokenised: made on first use, then found in the cache."""
-        corpora: dict[Region, Corpus] = {
-            region: source.corpora(tokenizer, split)[region] for region, (source, split) in self._kept(stage).items()
-        }
+        corpora = self._regions(stage).corpora(tokenizer)
         if self.max_tokens is not None and "train" in corpora:
             corpora["train"] = FirstTokens(corpora["train"], self.max_tokens)
         return corpora
 
-    def _kept(self, stage: str) -> dict[Region, tuple[Source, Split]]:
-        """The regions that a stage reads and that are tokenised once: of which source, and how that is split."""
-        kept: dict[Region, tuple[Source, Split]] = {}
+    def _regions(self, stage: str) -> StageRegions:
         if self._texts(stage):
-            return kept
-        for region in _REGIONS_OF_STAGE[stage]:
-            if explicit := self._explicit_sources.get(region):
-                kept[region] = explicit, Split(rest=region)
-            elif region in self.source.own_split(split := self._kept_split).regions:
-                kept[region] = self.source, split
-        return kept
+            return StageRegions({})
+        return StageRegions.of(stage, self.source, self._explicit_sources, self._kept_split)
 
     @property
     def _kept_split(self) -> Split:
@@ -476,56 +366,17 @@ class PackedText(pl.LightningDataModule):
         key = digest(where, self.holdout_every, dataclasses.asdict(corpus.manifest))
         return BestFit(corpus, key, self.seq_len, self.packing_documents, self.tokenizer.end_of_text)
 
-    def _set_up_evaluation(
-        self, stage: EvaluationStage, corpus: Corpus | None, contexts: list[int], stride: int | None = None
-    ) -> None:
-        found = [] if corpus is None else self._at(contexts, corpus, self.eval_limit_tokens, stride)
-        self.evaluations[stage] = [evaluation for evaluation, _ in found]
-        self._evaluated[stage] = [windows for _, windows in found]
-
-    def _set_up_task(self, stage: EvaluationStage, task: Task) -> None:
-        """Its own sequences, unless there is text to evaluate on."""
-        if self.evaluations[stage]:
-            return
-        found: Sequence[tuple[Evaluation, EvaluationWindows]]
-        if stage == "validate":
-            found = [task_mixed(task, "validation", self.seq_len, self.tokenizer)]
-        else:
-            found = tasks_at(self.eval_contexts, task, "test", self.tokenizer, self.eval_through_cache)
-        self.evaluations[stage] = [evaluation for evaluation, _ in found]
-        self._evaluated[stage] = [windows for _, windows in found]
-
-    def _set_up_texts(self, stage: EvaluationStage, texts: dict[str, EvaluatedText]) -> None:
-        problems = []
-        for name, text in texts.items():
-            try:
-                found = self._of_text(name, text)
-            except UserError as error:
-                problems.append(str(error))
-                continue
-            self.evaluations[stage] += [evaluation for evaluation, _ in found]
-            self._evaluated[stage] += [windows for _, windows in found]
-        UserError.raise_all(problems)
-
-    def _of_text(self, name: str, text: EvaluatedText) -> Sequence[tuple[Evaluation, EvaluationWindows]]:
-        if isinstance(text.source, Task):
-            how = (self.tokenizer, self.eval_through_cache, name)
-            with named(name):
-                return tasks_at(self.eval_contexts, text.source, text.region, *how)
-        corpus = text.corpus(name, self.tokenizer)
-        return self._at(self.eval_contexts, corpus, text.limit_tokens, self.eval_stride, name)
-
-    def _at(
-        self, contexts: list[int], corpus: Corpus, limit: int | None, stride: int | None, name: str | None = None
-    ) -> list[tuple[Evaluation, EvaluationWindows]]:
-        return evaluate_at(contexts, corpus, self.tokenizer, limit, self.eval_document_masking, stride, name)
+    def _reader(self) -> EvaluationReader:
+        return EvaluationReader(
+            self.tokenizer,
+            self.seq_len,
+            self.eval_contexts,
+            self.eval_stride,
+            self.eval_limit_tokens,
+            self.eval_document_masking,
+            self.eval_through_cache,
+        )
 
     def _evaluation_loaders(self, stage: EvaluationStage) -> list[StepLoader]:
-        return [self._evaluation_loader(windows) for windows in self._evaluated[stage]]
-
-    def _evaluation_loader(self, windows: EvaluationWindows) -> StepLoader:
-        per_batch = max(1, self.eval_batch_tokens // windows.context)
-        schedule = EvaluationSchedule(windows.n_windows, per_batch, self._ranks.rank, self._ranks.count)
-        alone = self.eval_document_masking and not isinstance(windows, Examples)
-        end_of_text = self.tokenizer.end_of_text if alone else None
-        return StepLoader(windows, schedule, self.num_workers, end_of_text)
+        end_of_text = self.tokenizer.end_of_text if self.eval_document_masking else None
+        return self._evaluated.loaders(stage, self.eval_batch_tokens, self._ranks, self.num_workers, end_of_text)

@@ -27,7 +27,7 @@ def region(toy: Path) -> tuple[PackedText, torch.Tensor]:
     """The data as the runs see it, and all tokens of the test region."""
     data = toy_data(toy.parent / "corpus.jsonl")
     data.setup("test")
-    windows = data._evaluated["test"][0]
+    windows = data._evaluated.windows("test")[0]
     assert isinstance(windows, Windows)
     return data, torch.tensor(windows.tokens[: len(windows.tokens)].astype("int64"))
 

@@ -384,7 +384,7 @@ def test_documents_that_stand_alone(make: Make, tokenizer: Tokenizer) -> None:
 def test_an_evaluation_of_documents_that_stand_alone(make: Make, tmp_path: Path, tokenizer: Tokenizer) -> None:
     data, model = make(eval_document_masking=True, eval_contexts=[4, 16]), Recorder()
     trainer(tmp_path).test(model, datamodule=data)
-    windows = data._evaluated["test"][0]
+    windows = data._evaluated.windows("test")[0]
     assert isinstance(windows, Windows)
     corpus = windows.tokens
     whole = np.asarray(corpus[: len(corpus)])
