@@ -1,4 +1,4 @@
-"""A small corpus, the tokenizer trained on it, and a cache for each test."""
+"""A small corpus, the tokenizer trained on it, a data module of both, and a cache for each test."""
 
 import json
 import random
@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kvpath.data.budget import Budget
+from kvpath.data.datamodule import PackedText
 from kvpath.data.sources import Files
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
+from tests.data.modules import SEQ_LEN, Make
 
 WORDS = ["key", "value", "path", "alpha", "delta", "the", "of", "owl 🦉", "naïve", "\n", "<|endoftext|>", "1,024"]
 
@@ -44,3 +47,18 @@ def tokenizer(documents: list[str]) -> Tokenizer:
 def tokenizer_file(tmp_path: Path, tokenizer: Tokenizer) -> str:
     tokenizer.save(tmp_path / "tokenizer.json")
     return str(tmp_path / "tokenizer.json")
+
+
+@pytest.fixture
+def make(source: Files, tokenizer_file: str) -> Make:
+    def make(**changes: object) -> PackedText:
+        arguments: dict[str, object] = {
+            "source": source,
+            "tokenizer": TokenizerConfig(tokenizer_file),
+            "seq_len": SEQ_LEN,
+            "budget": Budget(8 * 4 * SEQ_LEN, global_batch_sequences=4, micro_batch=2),
+            "holdout_every": 5,
+        }
+        return PackedText(**{**arguments, **changes})  # type: ignore[arg-type]
+
+    return make

@@ -1,11 +1,8 @@
-"""What Lightning sees: one batch per optimizer step, from the step where training stands, and whole evaluations."""
+"""What Lightning sees: one batch per optimizer step, from the step where training stands."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
@@ -16,61 +13,11 @@ from kvpath.data.budget import Budget
 from kvpath.data.corpus import Split, build_corpus
 from kvpath.data.datamodule import PackedText
 from kvpath.data.loaders import Batch
-from kvpath.data.packing import IGNORE, TokenRun, Windows
+from kvpath.data.packing import IGNORE, TokenRun
 from kvpath.data.sources import Files
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
 from kvpath.errors import UserError
-
-SEQ_LEN = 8
-Make = Callable[..., PackedText]
-
-
-@pytest.fixture
-def make(source: Files, tokenizer_file: str) -> Make:
-    def make(**changes: object) -> PackedText:
-        arguments: dict[str, object] = {
-            "source": source,
-            "tokenizer": TokenizerConfig(tokenizer_file),
-            "seq_len": SEQ_LEN,
-            "budget": Budget(8 * 4 * SEQ_LEN, global_batch_sequences=4, micro_batch=2),
-            "holdout_every": 5,
-        }
-        return PackedText(**{**arguments, **changes})  # type: ignore[arg-type]
-
-    return make
-
-
-class Recorder(pl.LightningModule):
-    """Trains one number and keeps the batches that it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.automatic_optimization = False
-        self.trained: list[Tensor] = []
-        self.evaluated: list[tuple[int, Batch]] = []
-
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        self.trained.append(batch["tokens"])
-        optimizer = self.optimizers()
-        for micro_batch in batch["tokens"]:
-            self.manual_backward(self.weight * micro_batch.sum())
-        optimizer.step()  # type: ignore[union-attr]
-        optimizer.zero_grad()  # type: ignore[union-attr]
-
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.evaluated.append((dataloader_idx, batch))
-
-    test_step = predict_step = validation_step
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def trainer(folder: Path, **changes: object) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    arguments = {**quiet, "default_root_dir": folder, "max_steps": 8, "enable_checkpointing": False, **changes}
-    return pl.Trainer(**arguments)  # type: ignore[arg-type]
+from tests.data.modules import SEQ_LEN, Make, Recorder, scored, trainer
 
 
 def fit(data: PackedText, folder: Path, ckpt_path: Path | None = None, **changes: object) -> Recorder:
@@ -97,10 +44,6 @@ def outside_lightning(data: PackedText) -> list[Batch]:
     data.trainer = None
     data.setup("fit")
     return list(data.train_dataloader())
-
-
-def scored(model: Recorder) -> int:
-    return sum(int((batch["labels"] != IGNORE).sum()) for _, batch in model.evaluated)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -174,62 +117,6 @@ def test_the_stream_leaves_out_held_out_documents(make: Make, source: Files, tok
     assert data.evaluations["validate"][0].n_tokens == 40
 
 
-@pytest.mark.parametrize("function", ["test", "predict", "validate"])
-def test_evaluations_name_their_loaders(make: Make, tmp_path: Path, function: str) -> None:
-    data = make(eval_contexts=[4, 16, 50], eval_batch_tokens=32)
-    model = Recorder()
-    getattr(trainer(tmp_path), function)(model, datamodule=data)
-    evaluations = data.evaluations[function]  # type: ignore[index]
-    contexts = [SEQ_LEN] if function == "validate" else [4, 16, 50]
-    assert [evaluation.context for evaluation in evaluations] == contexts
-    assert len({evaluation.n_tokens for evaluation in evaluations}) == 1
-    for i, evaluation in enumerate(evaluations):
-        batches = [batch for number, batch in model.evaluated if number == i]
-        assert {batch["tokens"].shape for batch in batches} == {(max(1, 32 // evaluation.context), evaluation.context)}
-        assert sum(int((batch["labels"] != IGNORE).sum()) for batch in batches) == evaluation.n_tokens
-        assert evaluation.split == ("validation" if function == "validate" else "test")
-
-
-def test_bytes_of_whole_and_limited_regions(make: Make, tokenizer: Tokenizer, documents: list[str]) -> None:
-    validation = documents[0::5]
-    whole = make()
-    whole.setup("validate")
-    [evaluation] = whole.evaluations["validate"]
-    assert evaluation.n_tokens == sum(len(tokenizer.encode(text)) + 1 for text in validation) - 1
-    # the region begins with a parrot, of which the first token is one byte of four
-    assert evaluation.n_bytes == sum(len(text.encode()) for text in validation) - 1
-    limited = make(eval_limit_tokens=20)
-    limited.setup("validate")
-    ids = np.array([*tokenizer.encode(validation[0]), tokenizer.end_of_text, *tokenizer.encode(validation[1])])
-    [evaluation] = limited.evaluations["validate"]
-    assert (evaluation.n_tokens, evaluation.n_bytes) == (20, tokenizer.count_bytes(ids[1:21]))
-    generous = make(eval_limit_tokens=10**6)
-    generous.setup("validate")
-    assert generous.evaluations == whole.evaluations
-
-
-def test_explicit_sources_replace_held_out_documents(make: Make, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    (tmp_path / "other.txt").write_text("another text altogether, to be scored")
-    other = Files([str(tmp_path / "other.txt")])
-    data = make(validation=other, holdout_every=None)
-    data.setup("fit")
-    [evaluation] = data.evaluations["validate"]
-    assert (evaluation.corpus, evaluation.split) == (other.label, "validation")
-    assert evaluation.n_tokens == len(tokenizer.encode("another text altogether, to be scored"))
-    data = make(validation=other)
-    data.setup("fit")
-    assert data.evaluations["validate"] == [evaluation]
-    data.setup("test")
-    assert data.evaluations["test"][0].corpus != other.label
-
-
-def test_testing_on_a_source_of_its_own_reads_no_training_documents(make: Make, source: Files) -> None:
-    data = make(source=Files(["nowhere/*.txt"]), test=source)
-    data.prepare_data_per_node = True
-    data.setup("test")
-    assert data.evaluations["test"][0].n_tokens > 0
-
-
 def test_a_tokenizer_trained_on_training_documents_alone(make: Make, source: Files, documents: list[str]) -> None:
     data = make(tokenizer=TokenizerConfig("train", vocab_size=280))
     data.prepare_data()
@@ -239,31 +126,7 @@ def test_a_tokenizer_trained_on_training_documents_alone(make: Make, source: Fil
     assert data.tokenizer.fingerprint == expected.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("changes", "messages"),
-    [
-        ({"holdout_every": 2}, ["holdout_every must be at least 3, got 2"]),
-        (
-            {"seq_len": 0, "eval_contexts": [4, 0], "num_workers": -1},
-            ["seq_len must be at least 1, got 0", "num_workers must be at least 0, got -1", r"eval_contexts\[1\] must"],
-        ),
-        ({"eval_contexts": []}, ["eval_contexts must name at least one"]),
-        (
-            {"stream": True, "budget": Budget(None, 4), "tokenizer": TokenizerConfig("train", 300)},
-            ["budget.tokens must be stated", "tokenizer.name must name a finished", "eval_limit_tokens must be stated"],
-        ),
-    ],
-)
-def test_bad_arguments_come_together(make: Make, changes: dict[str, object], messages: list[str]) -> None:
-    with pytest.raises(UserError, match=".*; .*".join(messages)):
-        make(**changes)
-
-
-def test_regions_that_are_too_short(make: Make, source: Files) -> None:
-    with pytest.raises(UserError, match=r"validation: \d+ tokens to score are fewer than one window of 9999"):
-        make(seq_len=9999, budget=Budget(9999, 1), holdout_every=5).setup("validate")
-    with pytest.raises(UserError, match="test: 30 tokens to score are fewer than one window of 40"):
-        make(eval_contexts=[10, 40], eval_limit_tokens=30).setup("test")
+def test_a_corpus_that_is_too_short(make: Make, source: Files) -> None:
     with pytest.raises(UserError, match="training tokens are fewer than one window: seq_len 9999 needs 10000"):
         make(seq_len=9999, budget=Budget(9999, 1)).setup("fit")
     with pytest.raises(UserError, match="training tokens are fewer than one optimizer step: it needs 32001"):
@@ -327,21 +190,9 @@ def make_windows(make: Make) -> int:
     return data._training_windows.n_windows
 
 
-@pytest.mark.parametrize("block", [0, 4, 12])
-def test_a_block_holds_whole_windows(make: Make, block: int) -> None:
-    with pytest.raises(UserError, match=f"shuffle_block must be a multiple of seq_len 8, got {block}"):
-        make(shuffle_block=block)
-
-
 def test_a_block_that_the_corpus_does_not_fill(make: Make) -> None:
     with pytest.raises(UserError, match=r"its \d+ training tokens are fewer than one shuffle_block of 80000"):
         make(shuffle_block=80000).setup("fit")
-
-
-@pytest.mark.parametrize(("stage", "field"), [("validate", "validation"), ("test", "test"), ("predict", "test")])
-def test_nothing_to_evaluate_on(make: Make, stage: str, field: str) -> None:
-    with pytest.raises(UserError, match=rf"nothing to {stage} on: state {field} \(a source\) or holdout_every"):
-        make(holdout_every=None).setup(stage)
 
 
 def test_yaml_makes_it_and_the_saved_yaml_makes_it_again(source: Files, tokenizer_file: str) -> None:
@@ -379,22 +230,6 @@ def test_documents_that_stand_alone(make: Make, tokenizer: Tokenizer) -> None:
     # an evaluation scores every token whatever the training was, unless asked
     assert alone.evaluations == plain.evaluations
     assert "documents" not in next(iter(alone.val_dataloader()[0]))
-
-
-def test_an_evaluation_of_documents_that_stand_alone(make: Make, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    data, model = make(eval_document_masking=True, eval_contexts=[4, 16]), Recorder()
-    trainer(tmp_path).test(model, datamodule=data)
-    windows = data._evaluated.windows("test")[0]
-    assert isinstance(windows, Windows)
-    corpus = windows.tokens
-    whole = np.asarray(corpus[: len(corpus)])
-    scored_ids = whole[1:][whole[:-1] != tokenizer.end_of_text]
-    for i, evaluation in enumerate(data.evaluations["test"]):
-        batches = [batch for number, batch in model.evaluated if number == i]
-        labels = torch.cat([batch["labels"].flatten() for batch in batches])
-        assert evaluation.n_tokens == len(scored_ids) == int((labels != IGNORE).sum())
-        assert evaluation.n_bytes == tokenizer.count_bytes(scored_ids)
-        assert all("positions" in batch for batch in batches)
 
 
 def test_best_fit_reads_every_token_once_an_epoch(make: Make) -> None:
