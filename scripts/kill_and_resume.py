@@ -3,6 +3,7 @@
 
     scripts/kill_and_resume.py                       # 20 kills, five of them aimed at a save
     scripts/kill_and_resume.py --kills 40 --ranks 2 --workers 2
+    scripts/kill_and_resume.py --ranks 2 --zero 2    # with DeepSpeed
 
 Two runs of the same configuration, on text that is made up here: one is left alone; the other is killed at random
 points of start-up, steps, validations and saves. In the end both must have seen the same tokens (the hash of their
@@ -29,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from kvpath.training.stored_config import read_checkpoint, stored_step
 
 PHASES = ("start-up", "step", "validation", "save")
 POLL = 0.002
@@ -83,6 +86,8 @@ class Study:
     ranks: int
     workers: int
     steps: int
+    zero: int = 0
+    """Stage of ZeRO; 0 without DeepSpeed."""
 
     def command(self, run: Path) -> list[str]:
         """`kvpath fit`, which goes on where it was."""
@@ -121,14 +126,21 @@ class Study:
             "run": run,
             "ckpt_path": "last",
         }
+        if self.zero:
+            values |= {
+                "trainer.precision": "32-true",
+                "trainer.strategy.bucket_elements": 100_000,
+                "trainer.strategy.live_elements": 100_000,
+            }
+        pieces = [f"-c=hardware/zero{self.zero}"] if self.zero else []
         flags = [f"--{key}={json.dumps(value) if isinstance(value, list) else value}" for key, value in values.items()]
-        return ["-c", CHILD, str(self.phase_file(run)), "fit", *flags]
+        return ["-c", CHILD, str(self.phase_file(run)), "fit", *pieces, *flags]
 
     def phase_file(self, run: Path) -> Path:
         return run.with_suffix(".phase")
 
     def start(self, run: Path) -> subprocess.Popen[bytes]:
-        """One attempt, the leader of a process group of its own, so that a kill reaches every rank."""
+        """One attempt."""
         self.phase_file(run).write_text("start-up")
         command = [sys.executable, *self.command(run)]
         if self.ranks > 1:
@@ -138,6 +150,7 @@ class Study:
             script.write_text(CHILD, encoding="utf-8")
             command = [sys.executable, *launcher, str(script), *self.command(run)[2:]]
         environment = {**os.environ, "KVPATH_CACHE": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
+        environment |= {"DS_ACCELERATOR": "cpu"} if self.zero else {}
         with run.with_suffix(".log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
@@ -148,7 +161,7 @@ class Study:
 def main(argv: list[str] | None = None) -> int:
     """Run both, compare them; gives the exit code."""
     args = parse(argv)
-    study = Study(args.folder.resolve(), args.ranks, args.workers, args.steps)
+    study = Study(args.folder.resolve(), args.ranks, args.workers, args.steps, args.zero)
     shutil.rmtree(study.folder, ignore_errors=True)
     study.folder.mkdir(parents=True)
     write_text(study.folder / "text.jsonl")
@@ -173,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
         "fell_into": {phase: fell[phase] for phase in PHASES},
         "ranks": args.ranks,
         "workers": args.workers,
+        "zero": args.zero,
         "steps": args.steps,
         "stream_hash": last_hash(killed),
         "equal": not differences,
@@ -187,6 +201,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="how often the run is killed (20)")
     parser.add_argument("--ranks", type=int, default=1, help="processes of the run (1)")
     parser.add_argument("--workers", type=int, default=0, help="processes that read data, for each rank (0)")
+    parser.add_argument(
+        "--zero", type=int, default=0, choices=range(4), help="stage of DeepSpeed's ZeRO; 0 without (0)"
+    )
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of the run (300)")
     parser.add_argument("--seed", type=int, default=0, help="of the points at which it is killed (0)")
     parser.add_argument("--folder", type=Path, default=Path("runs/kill_and_resume"), help="emptied first")
@@ -230,12 +247,22 @@ def kill(study: Study, run: Path, aim: str, draw: random.Random) -> tuple[str, s
             time.sleep(POLL)
         time.sleep(draw.uniform(0, LINGER[aim]))
     phase = study.phase(run)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    for pid in [process.pid, *descendants(process.pid)]:  # a launcher's ranks are in sessions of their own
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     if process.wait() >= 0:
         why = f"state more --steps, or see {run.with_suffix('.log')}"
         sys.exit(f"the run ended by itself before it could be killed, with {process.returncode}: {why}")
     return phase, step_of(run)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that it has started, that these have started, and so on."""
+    try:
+        own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
+    except OSError:
+        return []  # it has ended
+    return [*own, *(later for child in own for later in descendants(child))]
 
 
 def finish(study: Study, run: Path) -> None:
@@ -247,16 +274,14 @@ def finish(study: Study, run: Path) -> None:
 def step_of(run: Path) -> str:
     """What the last checkpoint says, which must always be readable."""
     last = run / "checkpoints" / "last.ckpt"
-    return f"at step {torch.load(last, weights_only=True)['global_step']}" if last.exists() else "none yet"
+    return f"at step {stored_step(last)}" if last.exists() else "none yet"
 
 
 def compare(alone: Path, killed: Path) -> Iterator[str]:
     """Every difference in stream, weights and metrics."""
     if last_hash(alone) != last_hash(killed):
         yield f"the streams differ: {last_hash(alone)} and {last_hash(killed)}"
-    first, second = (
-        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for run in (alone, killed)
-    )
+    first, second = (read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (alone, killed))
     yield from (f"{name} differs" for name in first if not torch.equal(first[name], second[name]))
     for ours, theirs in zip(lines(alone), lines(killed), strict=True):
         if ours != theirs:
