@@ -1,18 +1,9 @@
 """The benchmark of data in its small form: what it says, never how fast it was."""
 
 import json
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_data.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
 
 
 def test_small_form(

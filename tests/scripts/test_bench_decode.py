@@ -1,21 +1,12 @@
 """The benchmark of decoding in its small form: what it says, never how fast it was."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_decode.py"
-
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
-
 
 TOKENS = {"1K x 1": (16, 1), "8K x 1": (128, 1), "32K x 1": (512, 1), "1K x 8": (16, 8), "8K x 8": (128, 8)}
 PREFILLS = {"prefill 1K": (16, 16), "prefill 8K": (128, 128), "1K after 31K": (512, 16)}

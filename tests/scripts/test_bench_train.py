@@ -1,20 +1,11 @@
 """The benchmark of training in its small form: what it says, never how fast it was."""
 
 import json
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_train.py"
-
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
 
 
 def test_small_form(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

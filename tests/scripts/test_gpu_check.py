@@ -1,19 +1,11 @@
 """The check for GPUs in its small form, on whatever is here."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
 
 
 def test_small_form(script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

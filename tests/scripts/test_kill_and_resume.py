@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import runpy
 import subprocess
 import sys
 import time
@@ -11,13 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_resume.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
 
 
 def test_of_twenty_kills_at_least_five_are_aimed_at_a_save(script: dict[str, Any]) -> None:
