@@ -16,8 +16,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from kvpath.analysis.matching import resolve_widths
 from kvpath.cli.parsing import PlainErrorParser, allow_choice_by_class
-from kvpath.cli.perplexity_file import PerplexityFile
 from kvpath.cli.results import PredictionFile, recall_table, results_table
+from kvpath.cli.results_file import ResultsFile
 from kvpath.cli.resume import (
     changes,
     refuse_changes,
@@ -261,7 +261,7 @@ class KVPathCLI(LightningCLI):
             yield PredictionFile(self._output("predictions.jsonl"))
         if self.command == "test":
             name = self.own.name or (self.run_directory.path.name if self.run_directory else "model")
-            self.found = PerplexityFile(
+            self.found = ResultsFile(
                 self._output("retrieval.json" if self.datamodule.asks else "perplexity.json"),
                 name,
                 Path(self.own.ckpt_path),

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from kvpath.cli.perplexity_file import PerplexityFile
+from kvpath.cli.results_file import ResultsFile
 from tests.training.toys import Record, Uneven, toy_data, toy_module, toy_trainer, weights
 
 
@@ -34,7 +34,7 @@ def run(corpus: Path, out: Path, ranks: int) -> None:
     checkpoint, found = out / f"{ranks}.ckpt", out / f"perplexity{ranks}.json"
     record, exchanges = Record(), Exchanges()
     strategy = "ddp" if ranks > 1 else "auto"
-    file = PerplexityFile(found, "toy", checkpoint)
+    file = ResultsFile(found, "toy", checkpoint)
     trainer = toy_trainer(record, exchanges, file, devices=ranks, strategy=strategy, precision="64-true")
     module, data = toy_module(), toy_data(corpus, micro_batch=1, kind=Uneven, eval_batch_tokens=48)
     trainer.fit(module, data)

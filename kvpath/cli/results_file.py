@@ -27,7 +27,7 @@ PARTIAL = ".partial"
 """Ends the name of the file that lies beside the results while an evaluation is unfinished."""
 
 
-class PerplexityFile(Callback):
+class ResultsFile(Callback):
     """Writes each result as soon as its corpus and context are done; the first rank does.
 
     Beside the results lies a file ``*.partial`` until the evaluation has ended. It says which weights are evaluated,
