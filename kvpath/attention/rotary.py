@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kvpath.attention.native import rows
+
 Angles = tuple[Tensor, Tensor]
 
 
@@ -20,6 +22,8 @@ def rotary_angles(positions_BT: Tensor, dim: int, base: float) -> Angles:
 
 def rotate(x_BTHD: Tensor, angles: Angles) -> Tensor:
     """Rotate every pair of features of `x_BTHD` by its token's angles; computed in float32 or wider, rounded once."""
+    if rows.takes(x_BTHD):
+        return rows.rotate(x_BTHD, *angles)
     wide = torch.promote_types(x_BTHD.dtype, torch.float32)
     cos, sin = (part.to(wide) for part in angles)
     first, second = x_BTHD.to(wide).chunk(2, dim=-1)

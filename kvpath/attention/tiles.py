@@ -60,7 +60,7 @@ class KeyRange:
 def attend_split(q_parts: Sequence[Tensor], segments: Sequence[Segment], context: Context) -> Tensor:
     """What `attend` gives, (B, T, H * V), without joining the parts of keys and values."""
     first = segments[0]
-    q_BTHD = torch.cat(tuple(q_parts), dim=-1)
+    q_BTHD = torch.cat(tuple(q_parts), dim=-1) if len(q_parts) > 1 else q_parts[0]
     ranges = [
         KeyRange(
             [part.values for part in segment.k],
@@ -148,7 +148,8 @@ def _by_few(q_parts: Sequence[Tensor], ranges: Sequence[KeyRange], context: Cont
     n_queries = q_parts[0].shape[1]
     seen = context.visible_tile(n_queries, slice(0, n_queries), keys.index, slice(0, len(keys.index)), keys.window)
     mask = None if isinstance(seen, bool) else seen
-    return native.attend_few(torch.cat(tuple(q_parts), dim=-1), k, v, mask, scale)
+    q_BTHD = torch.cat(tuple(q_parts), dim=-1) if len(q_parts) > 1 else q_parts[0]
+    return native.attend_few(q_BTHD, k, v, mask, scale)
 
 
 def _rows(q_BTHD: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> int:

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvpath.attention.native import rows
+
 
 class Linear(nn.Linear):
     """A linear layer without bias, weights drawn from normal(0, init_std)."""
@@ -44,7 +46,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape and dtype as `x`."""
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        weight = self.weight.to(x.dtype)
+        if rows.takes(x):
+            return rows.norm(x, weight, self.eps)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
 class SwiGLU(nn.Module):

@@ -17,6 +17,8 @@ MOST_ROWS = 16
 
 MOST_PARTS = 16
 
+_DTYPES = (torch.float32, torch.bfloat16)
+
 
 class _Part(ctypes.Structure):
     _fields_ = (
@@ -31,13 +33,14 @@ class _Part(ctypes.Structure):
 
 class _Problem(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("batch", "groups", "queries", "key_parts", "value_parts")),
-        ("narrow", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("batch", "groups", "tokens", "heads", "key_parts", "value_parts")),
+        *((name, ctypes.c_int32) for name in ("narrow", "q_narrow", "threads")),
+        ("scale", ctypes.c_float),
         ("keys", ctypes.c_int64),
         ("k", ctypes.POINTER(_Part)),
         ("v", ctypes.POINTER(_Part)),
         ("q", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("q_row", "q_token", "q_head")),
         ("mask", ctypes.c_void_p),
         ("mask_row", ctypes.c_int64),
         ("out", ctypes.c_void_p),
@@ -51,7 +54,7 @@ def takes(n_rows: int, k: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
         n_rows <= MOST_ROWS
         and not torch.compiler.is_compiling()
         and max(len(k), len(v)) <= MOST_PARTS
-        and parts[0].dtype in (torch.float32, torch.bfloat16)
+        and parts[0].dtype in _DTYPES
         and parts[0].shape[1] > 0
         and all(x.device.type == "cpu" and x.dtype == parts[0].dtype and x.stride(-1) == 1 for x in parts)
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in parts))
@@ -78,23 +81,21 @@ def attend_few(q_BTHD: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], mask: T
     functions = library()
     assert functions is not None
     batch, n_queries, heads, _ = q_BTHD.shape
-    groups = max(part.shape[2] for part in (*k, *v))
-    # Rows that share a head stand together: (B, G, R, D), R = T * H / G.
-    q_BGRD = q_BTHD.float().mul(scale).unflatten(2, (groups, -1)).transpose(1, 2).flatten(2, 3).contiguous()
-    n_rows, width = q_BGRD.shape[2], sum(part.shape[-1] for part in v)
-    out_BGRV = torch.empty(batch, groups, n_rows, width)
-    if mask is not None:
-        mask = mask[:, 0].repeat_interleave(n_rows // n_queries, dim=1).contiguous()
+    if q_BTHD.dtype not in _DTYPES or q_BTHD.stride(-1) != 1:
+        q_BTHD = q_BTHD.float().contiguous()
+    out_BTHV = torch.empty(batch, n_queries, heads, sum(part.shape[-1] for part in v))
+    mask = mask if mask is None else mask.contiguous()
     problem = _Problem(
-        batch, groups, n_rows, len(k), len(v), k[0].dtype == torch.bfloat16, torch.get_num_threads(), k[0].shape[1],
-        _parts(k), _parts(v), q_BGRD.data_ptr(),
+        batch, max(part.shape[2] for part in (*k, *v)), n_queries, heads, len(k), len(v),
+        k[0].dtype == torch.bfloat16, q_BTHD.dtype == torch.bfloat16, torch.get_num_threads(), scale, k[0].shape[1],
+        _parts(k), _parts(v), q_BTHD.data_ptr(), *q_BTHD.stride()[:3],
         None if mask is None else mask.data_ptr(),
         0 if mask is None or mask.shape[0] == 1 else mask.stride(0),
-        out_BGRV.data_ptr(),
+        out_BTHV.data_ptr(),
     )  # fmt: skip
     if functions.kvpath_attend(ctypes.byref(problem)):
         raise MemoryError(f"no memory for the partial sums of {batch} rows")
-    return out_BGRV.unflatten(2, (n_queries, -1)).transpose(1, 2).flatten(2, 3)
+    return out_BTHV
 
 
 def _parts(tensors: Sequence[Tensor]) -> "ctypes.Array[_Part]":

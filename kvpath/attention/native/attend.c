@@ -4,8 +4,8 @@
  * into ranges, each with a running softmax of its own; the ranges depend on the number of keys alone, so results do not
  * depend on the number of threads.
  *
- * Letters: B rows, G key/value heads, R queries that share one of these heads, S keys, D and V features of keys and
- * values, all parts together.
+ * Letters: B rows, T tokens, H query heads, G key/value heads, R = T H / G queries that share one of these heads, S keys,
+ * D and V features of keys and values, all parts together.
  */
 
 #include <math.h>
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 64, FEWEST_KEYS = 256, MOST_RANGES = 16, MOST_PARTS = 16 };
+enum { BLOCK = 64, LINE = 64, FEWEST_KEYS = 256, MOST_RANGES = 16, MOST_PARTS = 16 };
 
 typedef struct {
     const void *data;
@@ -25,14 +25,25 @@ typedef struct {
 } Part;
 
 typedef struct {
-    int32_t batch, groups, queries, key_parts, value_parts, narrow, threads;
+    int32_t batch, groups, tokens, heads, key_parts, value_parts, narrow, q_narrow, threads;
+    float scale;             /* of scores */
     int64_t keys;
     const Part *k, *v;
-    const float *q;          /* (B, G, R, D), scaled */
-    const uint8_t *mask;     /* (B or 1, R, S), 0 where a query sees nothing; NULL if all see all */
+    const void *q;           /* (B, T, H, D) */
+    int64_t q_row, q_token, q_head;
+    const uint8_t *mask;     /* (B or 1, T, S), 0 where a query sees nothing; NULL if all see all */
     int64_t mask_row;        /* bytes from one row's mask to the next, 0 if all rows share one */
-    float *out;              /* (B, G, R, V) */
+    float *out;              /* (B, T, H, V) */
 } Problem;
+
+/* Queries that share a head. */
+static int64_t sharing(const Problem *p) { return (int64_t)p->tokens * p->heads / p->groups; }
+
+/* Where query r of a row and group stands: its token and its head. */
+static void stands(const Problem *p, int64_t group, int64_t r, int64_t *token, int64_t *head) {
+    int64_t each = p->heads / p->groups;
+    *token = r / each, *head = group * each + r % each;
+}
 
 static int64_t width(const Part *parts, int count) {
     int64_t total = 0;
@@ -64,10 +75,20 @@ static inline float exp_of_negative(float x) {
     return x < -87.0f ? 0.0f : series * power;
 }
 
+/* Ask memory for a block while the one before it is worked on. What lies past the end does no harm. */
+static void fetch_block(const Part *part, int narrow, int64_t start, int n) {
+    const int64_t size = narrow ? 2 : 4;
+    for (int s = 0; s < n; s++) {
+        const char *token = (const char *)part->data + (start + s * part->token) * size;
+        for (int64_t at = 0; at < part->dim * size; at += LINE) __builtin_prefetch(token + at);
+    }
+}
+
 /* One head's entries of n tokens as float32, the next token `step` floats on: a copy if they are narrow. */
 static const float *widened(const Part *part, int narrow, int64_t row, int64_t group, int64_t groups, int64_t first,
                             int n, float *room, int64_t *step) {
     int64_t start = row * part->row + first * part->token + group / (groups / part->heads) * part->head;
+    fetch_block(part, narrow, start + BLOCK * part->token, n);
     if (!narrow) {
         *step = part->token;
         return (const float *)part->data + start;
@@ -142,11 +163,29 @@ static float to_shares(float *scores, const uint8_t *seen, int n, float *peak, f
     return fade;
 }
 
+/* All queries as (B, G, R, D) in float32, scaled. */
+static void take_queries(const Problem *p, float *to) {
+    int64_t D = width(p->k, p->key_parts), R = sharing(p), token, head;
+    for (int64_t row = 0; row < p->batch; row++)
+        for (int64_t group = 0; group < p->groups; group++)
+            for (int64_t r = 0; r < R; r++, to += D) {
+                stands(p, group, r, &token, &head);
+                int64_t start = row * p->q_row + token * p->q_token + head * p->q_head;
+                if (p->q_narrow) {
+                    uint32_t *bits = (uint32_t *)to;
+                    for (int64_t d = 0; d < D; d++) bits[d] = (uint32_t)((const uint16_t *)p->q)[start + d] << 16;
+                } else {
+                    memcpy(to, (const float *)p->q + start, D * sizeof *to);
+                }
+                for (int64_t d = 0; d < D; d++) to[d] *= p->scale;
+            }
+}
+
 /* One range of keys of one row and head: sums (R, V), and peak and total of each query's softmax. */
-static void attend_range(const Problem *p, int64_t row, int64_t group, int64_t first, int64_t last, float *room,
-                         float *sums, float *peaks, float *totals) {
-    int64_t D = width(p->k, p->key_parts), V = width(p->v, p->value_parts), R = p->queries;
-    const float *q = p->q + (row * p->groups + group) * R * D;
+static void attend_range(const Problem *p, const float *queries, int64_t row, int64_t group, int64_t first,
+                         int64_t last, float *room, float *sums, float *peaks, float *totals) {
+    int64_t D = width(p->k, p->key_parts), V = width(p->v, p->value_parts), R = sharing(p), token, head;
+    const float *q = queries + (row * p->groups + group) * R * D;
     const float *k[MOST_PARTS], *v[MOST_PARTS];
     int64_t k_step[MOST_PARTS], v_step[MOST_PARTS];
     float scores[BLOCK];
@@ -174,7 +213,8 @@ static void attend_range(const Problem *p, int64_t row, int64_t group, int64_t f
             const float *part = q + r * D;
             for (int i = 0; i < p->key_parts; part += p->k[i++].dim)
                 add_products(part, k[i], k_step[i], n, p->k[i].dim, scores);
-            const uint8_t *seen = p->mask ? p->mask + row * p->mask_row + r * p->keys + at : NULL;
+            stands(p, group, r, &token, &head);
+            const uint8_t *seen = p->mask ? p->mask + row * p->mask_row + token * p->keys + at : NULL;
             float fade = to_shares(scores, seen, n, &peaks[r], &totals[r]);
             float *sum = sums + r * V;
             if (fade != 1)
@@ -186,11 +226,13 @@ static void attend_range(const Problem *p, int64_t row, int64_t group, int64_t f
 }
 
 /* The softmax over all ranges of one row and head. */
-static void join_ranges(const Problem *p, int ranges, const float *sums, const float *peaks, const float *totals,
-                        float *out) {
-    int64_t V = width(p->v, p->value_parts), R = p->queries;
-    memset(out, 0, R * V * sizeof *out);
+static void join_ranges(const Problem *p, int64_t row, int64_t group, int ranges, const float *sums,
+                        const float *peaks, const float *totals) {
+    int64_t V = width(p->v, p->value_parts), R = sharing(p), token, head;
     for (int64_t r = 0; r < R; r++) {
+        stands(p, group, r, &token, &head);
+        float *out = p->out + ((row * p->tokens + token) * p->heads + head) * V;
+        memset(out, 0, V * sizeof *out);
         float top = -INFINITY, total = 0;
         for (int i = 0; i < ranges; i++) top = peaks[i * R + r] > top ? peaks[i * R + r] : top;
         if (top == -INFINITY) continue; /* it sees nothing */
@@ -198,24 +240,26 @@ static void join_ranges(const Problem *p, int ranges, const float *sums, const f
             if (peaks[i * R + r] == -INFINITY) continue;
             float share = exp_of_negative(peaks[i * R + r] - top);
             total += totals[i * R + r] * share;
-            for (int64_t d = 0; d < V; d++) out[r * V + d] += share * sums[(i * R + r) * V + d];
+            for (int64_t d = 0; d < V; d++) out[d] += share * sums[(i * R + r) * V + d];
         }
-        for (int64_t d = 0; d < V; d++) out[r * V + d] /= total;
+        for (int64_t d = 0; d < V; d++) out[d] /= total;
     }
 }
 
 /* Returns 0, or 1 if there is no memory for what it needs beside its arguments. */
 int kvpath_attend(const Problem *p) {
-    int64_t D = width(p->k, p->key_parts), V = width(p->v, p->value_parts), R = p->queries;
+    int64_t D = width(p->k, p->key_parts), V = width(p->v, p->value_parts), R = sharing(p);
     int64_t wanted = (p->keys + FEWEST_KEYS - 1) / FEWEST_KEYS;
     int ranges = wanted > MOST_RANGES ? MOST_RANGES : (int)wanted;
     int64_t length = (p->keys + ranges - 1) / ranges, heads = (int64_t)p->batch * p->groups;
+    float *queries = malloc(heads * R * D * sizeof *queries);
     float *sums = malloc(heads * ranges * R * (V + 2) * sizeof *sums);
     float *rooms = malloc((int64_t)p->threads * BLOCK * (D + V) * sizeof *rooms);
-    if (!sums || !rooms) {
-        free(sums), free(rooms);
+    if (!queries || !sums || !rooms) {
+        free(queries), free(sums), free(rooms);
         return 1;
     }
+    take_queries(p, queries);
     float *peaks = sums + heads * ranges * R * V, *totals = peaks + heads * ranges * R;
 #pragma omp parallel num_threads(p->threads)
     {
@@ -227,14 +271,14 @@ int kvpath_attend(const Problem *p) {
         for (int64_t item = 0; item < heads * ranges; item++) {
             int64_t head = item / ranges, first = item % ranges * length;
             int64_t last = first + length < p->keys ? first + length : p->keys;
-            attend_range(p, head / p->groups, head % p->groups, first, last, room, sums + item * R * V,
+            attend_range(p, queries, head / p->groups, head % p->groups, first, last, room, sums + item * R * V,
                          peaks + item * R, totals + item * R);
         }
 #pragma omp for
         for (int64_t head = 0; head < heads; head++)
-            join_ranges(p, ranges, sums + head * ranges * R * V, peaks + head * ranges * R,
-                        totals + head * ranges * R, p->out + head * R * V);
+            join_ranges(p, head / p->groups, head % p->groups, ranges, sums + head * ranges * R * V,
+                        peaks + head * ranges * R, totals + head * ranges * R);
     }
-    free(sums), free(rooms);
+    free(queries), free(sums), free(rooms);
     return 0;
 }

@@ -15,7 +15,7 @@ FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-m
 WITHOUT_THREADS = tuple(flag for flag in FLAGS if flag != "-fopenmp")
 """For compilers that come without OpenMP."""
 
-SOURCE = Path(__file__).with_name("attend.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 SWITCH = "KVPATH_NATIVE"
 """An environment variable: 0 leaves all to torch."""
 
@@ -27,14 +27,12 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0" or compiler is None:
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
+        return _declared(ctypes.CDLL(str(_compiled(compiler))))
     except subprocess.CalledProcessError as error:
         problem = " ".join(error.stderr.split())[:200]
     except OSError as error:
         problem = str(error)
-    warnings.warn(
-        f"decoding runs without {SOURCE.name}, which did not compile with {compiler}: {problem}", stacklevel=2
-    )
+    warnings.warn(f"decoding runs without compiled functions: {compiler} says {problem}", stacklevel=2)
     return None
 
 
@@ -44,7 +42,7 @@ def cache_directory() -> Path:
 
 
 def _compiled(compiler: str) -> Path:
-    made_of = (SOURCE.read_text(encoding="utf-8"), compiler, *FLAGS, _cpu())
+    made_of = (*(source.read_text(encoding="utf-8") for source in SOURCES), compiler, *FLAGS, _cpu())
     file = cache_directory() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.so"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file.parent.stat().st_uid != os.getuid():
@@ -60,8 +58,18 @@ def _compiled(compiler: str) -> Path:
     return file
 
 
+def _declared(functions: ctypes.CDLL) -> ctypes.CDLL:
+    """With the types of arguments that are no pointers to structures: Python's numbers would be taken for 32 bits."""
+    at, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    angles = (at, size, size)
+    functions.kvpath_norm.argtypes = (at, size, at, at, size, size, ctypes.c_double, number)
+    functions.kvpath_rotate.argtypes = (at, size, size, size, *angles, *angles, at, size, size, size, size, number)
+    functions.kvpath_norm.restype = functions.kvpath_rotate.restype = None
+    return functions
+
+
 def _compile(compiler: str, flags: tuple[str, ...], to: Path) -> None:
-    command = [*compiler.split(), *flags, str(SOURCE), "-o", str(to), "-lm"]
+    command = [*compiler.split(), *flags, *map(str, SOURCES), "-o", str(to), "-lm"]
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
