@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchmetrics import Metric
 
+from kvpath.model.batch import Batch, index_of
+from kvpath.model.decoder import Decoder
+from kvpath.model.loss import IGNORE, LossSums
+
 
 class Perplexity(Metric):
     """Accumulates scored tokens by their place in the window; sums are reduced over ranks before anything is divided.
@@ -19,6 +23,8 @@ class Perplexity(Metric):
     full_state_update = False
     nll: Tensor
     count: Tensor
+    through_cache = False
+    """Every label is scored in one pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,6 +35,10 @@ class Perplexity(Metric):
         """Moves to devices and keeps its own dtypes: a model cast to bfloat16 must not round the sums."""
         super()._apply(lambda tensor: tensor.to(fn(tensor).device), exclude_state)
         return self
+
+    def read(self, model: Decoder, batch: Batch) -> None:
+        """Score tokens against labels, both (B, C)."""
+        self.update(nll_of(model, batch), batch["labels"] != IGNORE)
 
     def update(self, nll_BC: Tensor, scored_BC: Tensor) -> None:
         """Add the negative log-likelihood in nats of each label, 0 where none is scored, and which are."""
@@ -41,6 +51,33 @@ class Perplexity(Metric):
     def compute(self) -> dict[str, Tensor]:
         """`nll` in nats and `count`, (C,) by place in the window, summed over batches and ranks."""
         return {"nll": self.nll, "count": self.count}
+
+    def result(self, known: Any) -> dict[str, Any] | None:
+        """What it comes to, None if nothing was scored; every rank must call it.
+
+        Args:
+            known: what the data says of what was scored (see `Evaluation`), None if it says nothing.
+        """
+        sums = {name: value.cpu() for name, value in self.compute().items()}
+        nll, tokens = float(sums["nll"].sum()), int(sums["count"].sum())
+        if tokens == 0:
+            return None
+        # Bytes are those of the whole region: without all of it there are no bits per byte.
+        n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
+        return {
+            "tokens": tokens,
+            "bytes": n_bytes,
+            "nll_sum": nll,
+            **summarise(nll, tokens, n_bytes),
+            "by_position": by_position(sums["nll"], sums["count"]),
+        }
+
+
+def nll_of(model: Decoder, batch: Batch) -> Tensor:
+    """The negative log-likelihood in nats of each label, (B, C) float32; zero where nothing is scored."""
+    sums = model(batch["tokens"], batch["labels"], index=index_of(batch))
+    assert isinstance(sums, LossSums)
+    return sums.nll_BT
 
 
 def summarise(nll: float, tokens: int, n_bytes: int | None) -> dict[str, float]:

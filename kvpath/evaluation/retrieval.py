@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from kvpath.model.batch import Batch
 from kvpath.model.decoder import Decoder
 from kvpath.model.loss import IGNORE
 
@@ -34,6 +35,10 @@ class Accuracy(Metric):
         super()._apply(lambda tensor: tensor.to(fn(tensor).device), exclude_state)
         return self
 
+    def read(self, model: Decoder, batch: Batch) -> None:
+        """Count what is answered as labelled; tokens and labels are (B, C)."""
+        self.update(*answers_right(model, batch["tokens"], batch["labels"], self.through_cache))
+
     def update(self, right_BC: Tensor, asked_BC: Tensor) -> None:
         """Add which labels were found, and which there are."""
         if self.whole:
@@ -44,6 +49,16 @@ class Accuracy(Metric):
     def compute(self) -> dict[str, Tensor]:
         """`correct` and `asked`, summed over batches and ranks."""
         return {"correct": self.correct, "asked": self.asked}
+
+    def result(self, known: Any) -> dict[str, Any] | None:
+        """What it comes to, None if nothing was asked; every rank must call it.
+
+        Args:
+            known: what the data says of what was asked; nothing of it is needed.
+        """
+        sums = self.compute()
+        correct, asked = int(sums["correct"]), int(sums["asked"])
+        return {"correct": correct, "asked": asked, "accuracy": correct / asked} if asked else None
 
 
 @torch.no_grad()

@@ -9,10 +9,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from kvpath.attention.context import Index
 from kvpath.errors import UserError
-from kvpath.evaluation.perplexity import Perplexity, by_position, summarise
-from kvpath.evaluation.retrieval import Accuracy, answers_right, as_in_generation, task_name
+from kvpath.evaluation.perplexity import Perplexity, nll_of
+from kvpath.evaluation.retrieval import Accuracy, as_in_generation, task_name
+from kvpath.model.batch import Batch, index_of
 from kvpath.model.config import BackboneConfig
 from kvpath.model.decoder import Decoder
 from kvpath.model.loss import IGNORE, LossSums
@@ -21,8 +21,6 @@ from kvpath.training.say import rank_zero_say
 from kvpath.training.stepping import stepping_for
 from kvpath.training.stored_config import FORMAT_VERSION, check_format, read_checkpoint, to_plain
 from kvpath.version import __version__
-
-Batch = Mapping[str, Tensor]
 
 Judge = Callable[[Batch, float, float], bool]
 """Whether a step is taken, by its batch, its loss in nats per token over all ranks, and the norm of its gradient."""
@@ -240,7 +238,7 @@ class LanguageModel(LightningModule):
     def on_test_epoch_start(self) -> None:
         """Begin to count anew."""
         self._start_scoring("test")
-        if any(isinstance(score, Accuracy) and score.through_cache for score in self.scores):
+        if any(score.through_cache for score in self.scores):
             if getattr(self.trainer.strategy, "shards_weights", False):
                 # ranks would ask each other for weights at different times
                 raise UserError("data.eval_through_cache needs whole weights on each rank: -c hardware/ddp")
@@ -248,11 +246,7 @@ class LanguageModel(LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Score tokens against labels, both (M, C); of a task, count what is answered as labelled."""
-        score = self.scores[dataloader_idx]
-        if isinstance(score, Accuracy):
-            score.update(*answers_right(self.decoder, batch["tokens"], batch["labels"], score.through_cache))
-        else:
-            self._score(batch, dataloader_idx)
+        self._score(batch, dataloader_idx)
         if batch_idx + 1 == self.trainer.num_test_batches[dataloader_idx]:
             self._add_result("test", dataloader_idx)
 
@@ -263,7 +257,7 @@ class LanguageModel(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The negative log-likelihood in nats of each label, (M, C) float32; zero where nothing is scored."""
-        return {**batch, "nll": self._sums(batch).nll_BT}
+        return {**batch, "nll": nll_of(self.decoder, batch)}
 
     def _start_scoring(self, stage: str) -> None:
         loaders = self.trainer.num_val_batches if stage == "validate" else self.trainer.num_test_batches
@@ -281,39 +275,14 @@ class LanguageModel(LightningModule):
             return Perplexity()
         return Accuracy(known.whole, known.through_cache)
 
-    def _sums(self, batch: Batch) -> LossSums:
-        sums = self.decoder(batch["tokens"], batch["labels"], index=index_of(batch))
-        assert isinstance(sums, LossSums)
-        return sums
-
     def _score(self, batch: Batch, dataloader_idx: int) -> None:
-        self.scores[dataloader_idx].update(self._sums(batch).nll_BT, batch["labels"] != IGNORE)
+        self.scores[dataloader_idx].read(self.decoder, batch)
 
     def _add_result(self, stage: str, loader: int) -> None:
         """Sum up what a loader came to; every rank must call it."""
-        sums = {name: value.cpu() for name, value in self.scores[loader].compute().items()}
         known = self._evaluation(stage, loader)
-        if isinstance(self.scores[loader], Accuracy):
-            correct, asked = int(sums["correct"]), int(sums["asked"])
-            if asked:
-                accuracy = {"correct": correct, "asked": asked, "accuracy": correct / asked}
-                self.results.append({**known.stated(), **accuracy})
-            return
-        nll, tokens = float(sums["nll"].sum()), int(sums["count"].sum())
-        if tokens == 0:
-            return
-        # Bytes are those of the whole region: without all of it there are no bits per byte.
-        n_bytes = known.n_bytes if known is not None and known.n_tokens == tokens else None
-        self.results.append(
-            {
-                **({} if known is None else known.stated()),
-                "tokens": tokens,
-                "bytes": n_bytes,
-                "nll_sum": nll,
-                **summarise(nll, tokens, n_bytes),
-                "by_position": by_position(sums["nll"], sums["count"]),
-            }
-        )
+        if found := self.scores[loader].result(known):
+            self.results.append({**({} if known is None else known.stated()), **found})
 
     def _log_scores(self, stage: str) -> None:
         metrics = {}
@@ -361,11 +330,6 @@ class LanguageModel(LightningModule):
         if "state_dict" in checkpoint:  # else the strategy has checked and loaded the weights
             ours = {name: tuple(value.shape) for name, value in self.state_dict().items()}
             check_shapes(ours, checkpoint["state_dict"])
-
-
-def index_of(batch: Batch) -> Index | None:
-    """Where the tokens of a batch stand; None if attention crosses documents, from the first token to the last."""
-    return Index(batch["positions"], documents=batch["documents"]) if "documents" in batch else None
 
 
 def check_shapes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, Tensor]) -> None:

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kvpath.errors import UserError
+from kvpath.model.batch import Batch
 from kvpath.training.bad_batch import as_put_aside
-from kvpath.training.module import Batch, LanguageModel
+from kvpath.training.module import LanguageModel
 from kvpath.training.saving import Saving, saving_of
 from kvpath.training.say import rank_zero_say
 from kvpath.training.stored_config import read_checkpoint

@@ -1,5 +1,6 @@
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,3 +49,21 @@ def test_summary() -> None:
     assert found == pytest.approx({"loss": 2 * math.log(2), "perplexity": 4.0, "bits_per_byte": 0.5})
     assert summarise(1.0, 1, None).keys() == {"loss", "perplexity"}
     assert math.isfinite(summarise(1e6, 1, None)["perplexity"])
+
+
+@pytest.mark.parametrize(("of_whole", "n_bytes"), [(True, 9), (False, None)])
+def test_bytes_are_those_of_the_whole_or_not_known(of_whole: bool, n_bytes: int | None) -> None:
+    score = Perplexity()
+    score.update(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[True, True, False]]))
+    found = score.result(SimpleNamespace(n_tokens=2 if of_whole else 3, n_bytes=9))
+    assert found is not None
+    assert (found["tokens"], found["nll_sum"], found["bytes"]) == (2, 3.0, n_bytes)
+    assert ("bits_per_byte" in found) == of_whole
+    unknown = score.result(None)
+    assert unknown is not None
+    assert unknown["bytes"] is None
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+def test_nothing_scored_is_no_result() -> None:
+    assert Perplexity().result(None) is None

@@ -82,5 +82,10 @@ def test_an_answer_is_a_label_or_a_whole_sequence(whole: bool, counts: tuple[int
     score = Accuracy(whole).to(torch.bfloat16)
     score.update(right[:1], asked[:1])
     score.update(right[1:], asked[1:])
-    found = score.compute()
-    assert (int(found["correct"]), int(found["asked"])) == counts
+    correct, asked_for = counts
+    assert score.result(None) == {"correct": correct, "asked": asked_for, "accuracy": correct / asked_for}
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+def test_nothing_asked_is_no_result() -> None:
+    assert Accuracy().result(None) is None

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvpath.attention.context import Context, Index
 from kvpath.data.packing import part_documents
+from kvpath.model.batch import index_of
 from kvpath.model.loss import LossSums
 from kvpath.testing import Toy, concrete_strategies, tokens, toys_of
-from kvpath.training.module import index_of
 from tests.cases import CONTRACT
 
 OURS = [strategy for strategy in concrete_strategies() if strategy.__module__.startswith("kvpath.")]
