@@ -47,7 +47,8 @@ def pass_bytes(
         sequences: of a micro-batch.
         seq_len: tokens in each.
         weights: their dtype, which is that of their gradients too.
-        autocast: the dtype of products where it is another one; copies of the weights in it are held and count.
+        autocast: the dtype of products where it is another one; copies of the weights in it count as long as the
+            backward pass needs them, and none is kept for a second use: so does the Trainer.
         activation_checkpointing: whether blocks are run again in the backward pass instead of kept.
         gradients_held: whether gradients of earlier micro-batches are there, which do not count; else those that the
             pass makes on its way do.
@@ -64,7 +65,7 @@ def pass_bytes(
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(leaving)
         tokens_BT = torch.zeros(sequences, seq_len, dtype=torch.int64)
-        with LiveBytes() as live, torch.autocast("cpu", autocast, enabled=autocast is not None):
+        with LiveBytes() as live, _passes_in(autocast):
             sums = model(tokens_BT, tokens_BT)
             assert isinstance(sums, LossSums)
             (sums.total * 1.0).backward()
@@ -91,6 +92,10 @@ class _Leaving:
         if size > self.exchange.bucket_elements:
             self.large = parameter.grad
         parameter.grad = None
+
+
+def _passes_in(dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast("cpu", dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 @contextmanager

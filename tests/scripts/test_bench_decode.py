@@ -16,7 +16,9 @@ def test_small_form(script: dict[str, Any], capsys: pytest.CaptureFixture[str], 
     pytest.importorskip("matplotlib")
     pieces = ["attention/gqa", "attention/kvpath_residual,ablation/g2"]
     flags = [flag for piece in pieces for flag in ("-c", piece)]
-    code = script["main"](["--small", *flags, "--also", "plain", "--memory", "8MB", "--draw", str(tmp_path)])
+    code = script["main"](
+        ["--small", "--precision", "fp32", *flags, "--also", "plain", "--memory", "8MB", "--draw", str(tmp_path)]
+    )
     output = capsys.readouterr().out
     result = json.loads(output.splitlines()[-1])
     assert code == 0
@@ -57,7 +59,7 @@ def test_outputs_that_differ_are_an_error(
 ) -> None:
     outputs_of = script["outputs_of"]
     monkeypatch.setitem(script["main"].__globals__, "outputs_of", lambda *given: outputs_of(*given) * 1.001)
-    assert script["main"](["--small", "--hf", "none", "-c", "attention/mqa"]) == 1
+    assert script["main"](["--small", "--precision", "fp32", "--hf", "none", "-c", "attention/mqa"]) == 1
     output = capsys.readouterr().out
     assert "outputs are NOT EQUAL" in output
     assert json.loads(output.splitlines()[-1])["outputs_equal"] is False
@@ -74,7 +76,7 @@ def test_a_cell_that_takes_too_long_is_named(
         return time_cell(subject, cell, *others)
 
     monkeypatch.setitem(script["main"].__globals__, "time_cell", slow)
-    code = script["main"](["--small", "--hf", "none", "-c", "attention/mqa"])
+    code = script["main"](["--small", "--precision", "fp32", "--hf", "none", "-c", "attention/mqa"])
     output = capsys.readouterr().out
     assert code == 0
     assert json.loads(output.splitlines()[-1])["not_reached"] == ["attention/mqa ours: 8K x 1"]

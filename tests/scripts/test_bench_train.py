@@ -9,7 +9,9 @@ pytest.importorskip("transformers")
 
 
 def test_small_form(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code = script["main"](["--small", "-c", "attention/gqa", "-c", "attention/kvpath_concat,ablation/g2"])
+    code = script["main"](
+        ["--small", "--precision", "fp32", "-c", "attention/gqa", "-c", "attention/kvpath_concat,ablation/g2"]
+    )
     output = capsys.readouterr().out
     result = json.loads(output.splitlines()[-1])
     assert code == 0
