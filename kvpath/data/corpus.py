@@ -105,19 +105,22 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.
     return [np.array([*ids, tokenizer.end_of_text], dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
 
 
-def in_batches(documents: Iterable[_T], text_of: Callable[[_T], str] = str) -> Iterator[list[_T]]:
+def in_batches(
+    documents: Iterable[_T], text_of: Callable[[_T], str] = str, most_characters: int = _BATCH_CHARACTERS
+) -> Iterator[list[_T]]:
     """Lists that are large enough to tokenise at speed and small enough to hold.
 
     Args:
         documents: texts, or what ``text_of`` gives the text of.
         text_of: the text of a document.
+        most_characters: a list is whole with the document that reaches this.
     """
     batch: list[_T] = []
     characters = 0
     for document in documents:
         batch.append(document)
         characters += len(text_of(document))
-        if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+        if len(batch) >= _BATCH_DOCUMENTS or characters >= most_characters:
             yield batch
             batch, characters = [], 0
     if batch:

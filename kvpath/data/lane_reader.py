@@ -13,6 +13,10 @@ from kvpath.data.sources import Source
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
 
+BATCH_CHARACTERS = 2**16
+"""Tokenised at once. A step waits for all readers: one that has much to tokenise at once holds up the others, which
+cannot read far ahead."""
+
 
 @dataclass(frozen=True)
 class StreamSettings:
@@ -99,7 +103,7 @@ class LaneReader:
         for epoch in itertools.count(begin):
             if epoch and not self._settings.repeat:
                 return
-            for batch in in_batches(self._wanted(epoch, part, first), _text_of):
+            for batch in in_batches(self._wanted(epoch, part, first), _text_of, BATCH_CHARACTERS):
                 joined, lengths = self._settings.tokenizer.encode_joined([text for _, text in batch])
                 ids = np.split(joined.view(np.int32), np.cumsum(lengths)[:-1])
                 yield [

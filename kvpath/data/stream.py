@@ -1,6 +1,7 @@
 """Training batches from a source too large to keep: tokenised and packed while it is read."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,8 +86,8 @@ class StreamLoader:
         both = np.empty((2, self._plan.sequences_per_rank, self._plan.seq_len), dtype=np.int64)
         places = torch.empty(own_lanes, len(Place._fields), dtype=torch.int64)
         for worker, part in enumerate(found):
-            both[:, int(part["first"]) :: len(found)] = part["sequences"].numpy()
-            places[worker :: len(found)] = part["places"]
+            both[:, part.first :: len(found)] = part.sequences_2NT.numpy()
+            places[worker :: len(found)] = torch.tensor(part.places)
         return both[0], both[1], places
 
     # Lightning warns of a loader without these two when a run resumes.
@@ -98,9 +99,17 @@ class StreamLoader:
         """Nothing."""
 
 
-_Part = dict[str, Tensor]
-"""What one worker gives for a step: ``sequences`` (2, n, T), tokens and labels of every so many sequences of this rank
-from the ``first`` on; and the ``places`` of its lanes after it, (lanes, 5)."""
+class _Part(NamedTuple):
+    """What one worker gives for a step. One tensor alone: each takes a connection from process to process."""
+
+    first: int
+    """Its sequences are every so many of this rank, from this one on."""
+
+    sequences_2NT: Tensor
+    """Tokens and labels, int64."""
+
+    places: list[Place]
+    """Of its lanes, after the step."""
 
 
 class _LaneDataset(IterableDataset[_Part | UserError]):
@@ -160,8 +169,4 @@ class _LaneDataset(IterableDataset[_Part | UserError]):
         stacked = np.empty((2, len(sequences), self._plan.seq_len), dtype=np.int64)
         for i, (tokens, labels) in enumerate(sequences):
             stacked[0, i], stacked[1, i] = tokens, labels
-        return {
-            "first": torch.tensor(first),
-            "sequences": torch.from_numpy(stacked),
-            "places": torch.tensor([[*lane.place] for lane in lanes.values()], dtype=torch.int64),
-        }
+        return _Part(first, torch.from_numpy(stacked), [lane.place for lane in lanes.values()])
