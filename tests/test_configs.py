@@ -90,7 +90,7 @@ def float_or_same(value: Any) -> Any:
         return value
 
 
-@pytest.mark.parametrize("names", covering(), ids="+".join)
+@pytest.mark.parametrize("names", list(covering()), ids="+".join)
 def test_a_combination_loads_from_its_print_and_builds(
     names: Pieces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
