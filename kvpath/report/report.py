@@ -12,6 +12,7 @@ from kvpath.report.matched import comparisons_of, matched_table
 from kvpath.report.page import Section, as_drawing, as_page, as_text
 from kvpath.report.paper import paper_tables
 from kvpath.report.runs import Run, read_runs
+from kvpath.report.searches import is_of_search, read_searches, search_table
 from kvpath.report.sheets import sheets_of
 from kvpath.report.tables import FORMS, Table
 from kvpath.training.whole_files import write_whole
@@ -49,7 +50,8 @@ def report_of(folders: Sequence[Path], reference: Sequence[str] = (), mixed: boo
     Raises:
         UserError: there are no runs, no arm is called `reference`, or two runs cannot stand in one table.
     """
-    runs, unreadable = read_runs(folders)
+    found, unreadable = read_runs(folders)
+    runs = [run for run in found if not is_of_search(run, folders)]
     everything, doubled = arms_of(runs)  # named together, so that a colour is one arm's in all figures
     arms, unfinished = _parted(everything)
     wanted = references(everything, reference)
@@ -57,6 +59,7 @@ def report_of(folders: Sequence[Path], reference: Sequence[str] = (), mixed: boo
     comparisons = comparisons_of(arms, sheets, wanted)
     not_done = [_unfinished_line(run) for arm in unfinished for run in arm.runs]
     left_out = (*unreadable, *doubled, *not_done, *unused)
+    searched = search_table(read_searches(folders))
     differences = []
     for (number, name), (index, sheet) in product(enumerate(wanted, 1), enumerate(sheets, 1)):
         with_it = [comparison for comparison in comparisons if comparison.wanted == name]
@@ -71,7 +74,7 @@ def report_of(folders: Sequence[Path], reference: Sequence[str] = (), mixed: boo
     sections = (
         Section("About", about),
         Section("Left out", left_out),
-        Section("Runs", tables=(runs_table(arms),) if arms else ()),
+        Section("Runs", tables=(*([runs_table(arms)] if arms else []), *([searched] if searched else []))),
         Section("Results", tables=(*perplexity_tables(arms, sheets), *retrieval_tables(arms))),
         Section("Differences", tables=tuple(differences)),
         Section("Matched or not", tables=(matched_table(comparisons),) if comparisons else ()),

@@ -16,6 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __AVX512F__
+#define LANES 16
+#define EACH(F, w) EACH_OF_8(F, 0, w), EACH_OF_8(F, 8, w)
+#else
+#define LANES 8
+#define EACH(F, w) EACH_OF_8(F, 0, w)
+#endif
+#define EACH_OF_8(F, j, w) F(j, w), F(j + 1, w), F(j + 2, w), F(j + 3, w), F(j + 4, w), F(j + 5, w), F(j + 6, w), F(j + 7, w)
+
 enum { BLOCK = 64, LINE = 64, FEWEST_KEYS = 256, MOST_RANGES = 16, MOST_PARTS = 16 };
 
 typedef struct {
@@ -75,27 +84,25 @@ static inline float exp_of_negative(float x) {
     return x < -87.0f ? 0.0f : series * power;
 }
 
-/* Ask memory for a block while the one before it is worked on. What lies past the end does no harm. */
-static void fetch_block(const Part *part, int narrow, int64_t start, int n) {
-    const int64_t size = narrow ? 2 : 4;
-    for (int s = 0; s < n; s++) {
-        const char *token = (const char *)part->data + (start + s * part->token) * size;
-        for (int64_t at = 0; at < part->dim * size; at += LINE) __builtin_prefetch(token + at);
-    }
+/* Ask memory for what is wanted a block later. What lies past the end does no harm. */
+static inline void fetch(const void *from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)from + at);
 }
 
 /* One head's entries of n tokens as float32, the next token `step` floats on: a copy if they are narrow. */
 static const float *widened(const Part *part, int narrow, int64_t row, int64_t group, int64_t groups, int64_t first,
                             int n, float *room, int64_t *step) {
     int64_t start = row * part->row + first * part->token + group / (groups / part->heads) * part->head;
-    fetch_block(part, narrow, start + BLOCK * part->token, n);
-    if (!narrow) {
-        *step = part->token;
-        return (const float *)part->data + start;
-    }
     const int dim = part->dim;
-    for (int s = 0; s < n; s++) {
+    if (!narrow) {
+        const float *entries = (const float *)part->data + start;
+        for (int s = 0; s < n; s++) fetch(entries + (s + BLOCK) * part->token, dim * sizeof *entries);
+        *step = part->token;
+        return entries;
+    }
+    for (int s = 0; s < n; s++) { /* between which there is time to fetch */
         const uint16_t *restrict from = (const uint16_t *)part->data + start + s * part->token;
+        fetch(from + BLOCK * part->token, dim * sizeof *from);
         uint32_t *restrict to = (uint32_t *)room + (int64_t)s * dim;
         for (int d = 0; d < dim; d++) to[d] = (uint32_t)from[d] << 16;
     }
@@ -103,23 +110,50 @@ static const float *widened(const Part *part, int narrow, int64_t row, int64_t g
     return room;
 }
 
+/* Several floats that are worked on at once. */
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+static inline Lanes load(const float *from) {
+    Lanes lanes;
+    memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+static inline void store(Lanes lanes, float *to) { memcpy(to, &lanes, sizeof lanes); }
+
+/* Neighbours, `w` lanes each, of x and y in turn: added, the sums of x's and of y's stand side by side. */
+#define LOW(j, w) ((j) / (2 * (w)) * 2 * (w) + (j) % (w) + ((j) % (2 * (w)) < (w) ? 0 : LANES))
+#define HIGH(j, w) (LOW(j, w) + (w))
+#define ADDED(x, y, w) (__builtin_shufflevector(x, y, EACH(LOW, w)) + __builtin_shufflevector(x, y, EACH(HIGH, w)))
+
+/* The sum of each vector's lanes, in their order. */
+static inline Lanes sums_of(Lanes *a) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES / 2; i++) a[i] = ADDED(a[2 * i], a[2 * i + 1], 1);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES / 4; i++) a[i] = ADDED(a[2 * i], a[2 * i + 1], 2);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES / 8; i++) a[i] = ADDED(a[2 * i], a[2 * i + 1], 4);
+#if LANES == 16
+    a[0] = ADDED(a[0], a[1], 8);
+#endif
+    return a[0];
+}
+
 /* scores[s] += q . k_s */
 static void add_products(const float *q, const float *k, int64_t step, int n, int dim, float *scores) {
     int s = 0;
-    for (; s + 4 <= n; s += 4) {
-        const float *k0 = k + s * step, *k1 = k0 + step, *k2 = k1 + step, *k3 = k2 + step;
-        float a0 = 0, a1 = 0, a2 = 0, a3 = 0;
-#pragma omp simd reduction(+ : a0, a1, a2, a3)
-        for (int d = 0; d < dim; d++) {
-            a0 += q[d] * k0[d];
-            a1 += q[d] * k1[d];
-            a2 += q[d] * k2[d];
-            a3 += q[d] * k3[d];
+    const int whole = dim - dim % LANES;
+    for (; s + LANES <= n; s += LANES) {
+        Lanes a[LANES] = {0};
+        for (int d = 0; d < whole; d += LANES) {
+            const Lanes part = load(q + d);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) a[i] += part * load(k + (s + i) * step + d);
         }
-        scores[s] += a0;
-        scores[s + 1] += a1;
-        scores[s + 2] += a2;
-        scores[s + 3] += a3;
+        store(load(scores + s) + sums_of(a), scores + s);
+        for (int d = whole; d < dim; d++)
+            for (int i = 0; i < LANES; i++) scores[s + i] += q[d] * k[(s + i) * step + d];
     }
     for (; s < n; s++) {
         float a = 0;
@@ -131,14 +165,20 @@ static void add_products(const float *q, const float *k, int64_t step, int n, in
 
 /* sums[d] += sum_s shares[s] v_s[d] */
 static void add_weighted(const float *shares, const float *v, int64_t step, int n, int dim, float *restrict sums) {
-    int s = 0;
-    for (; s + 4 <= n; s += 4) {
-        const float *v0 = v + s * step, *v1 = v0 + step, *v2 = v1 + step, *v3 = v2 + step;
-        float p0 = shares[s], p1 = shares[s + 1], p2 = shares[s + 2], p3 = shares[s + 3];
-        for (int d = 0; d < dim; d++) sums[d] += p0 * v0[d] + p1 * v1[d] + p2 * v2[d] + p3 * v3[d];
+    int d = 0;
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) { /* four sums at once: each addition waits for the one before */
+        Lanes a0 = load(sums + d), a1 = load(sums + d + LANES), b0 = {0}, b1 = {0};
+        const float *at = v + d;
+        int s = 0;
+        for (; s + 2 <= n; s += 2, at += 2 * step) {
+            a0 += shares[s] * load(at), a1 += shares[s] * load(at + LANES);
+            b0 += shares[s + 1] * load(at + step), b1 += shares[s + 1] * load(at + step + LANES);
+        }
+        if (s < n) a0 += shares[s] * load(at), a1 += shares[s] * load(at + LANES);
+        store(a0 + b0, sums + d), store(a1 + b1, sums + d + LANES);
     }
-    for (; s < n; s++)
-        for (int d = 0; d < dim; d++) sums[d] += shares[s] * v[s * step + d];
+    for (int s = 0; s < n; s++)
+        for (int rest = d; rest < dim; rest++) sums[rest] += shares[s] * v[s * step + rest];
 }
 
 /* Scores of a block become shares of its running softmax; gives what earlier sums fade by. */
