@@ -244,10 +244,11 @@ def visible(queries: Index, keys: Index, window: int | None) -> Tensor | None:
     """
     if queries is keys and keys.plain and (window is None or window >= len(keys)):
         return None
-    distance_BTS = queries.positions[:, :, None] - keys.positions[:, None, :]
-    seen_BTS = distance_BTS >= 0
+    # Compared, not subtracted: a distance takes eight times the memory of what is wanted of it.
+    query_BT1, key_B1S = queries.positions[:, :, None], keys.positions[:, None, :]
+    seen_BTS = key_B1S <= query_BT1
     if window is not None:
-        seen_BTS = seen_BTS & (distance_BTS < window)
+        seen_BTS &= key_B1S > query_BT1 - window
     if keys.valid is not None:
         seen_BTS = seen_BTS & keys.valid[:, None, :]
     if queries.documents is not None and keys.documents is not None:
