@@ -22,7 +22,8 @@ DECISION = {
 
 def searched(folder: Path) -> Path:
     for rate in (0.003, 0.006):
-        make_run(folder / f"search/gqa-learning_rate{rate}-seed9/train", GQA, 9, learning_rate=rate, steps=10, planned=10)
+        run = folder / f"search/gqa-learning_rate{rate}-seed9/train"
+        make_run(run, GQA, 9, learning_rate=rate, steps=10, planned=10)
     (folder / "search" / "gqa.json").write_text(json.dumps(DECISION), encoding="utf-8")
     return folder
 
