@@ -24,7 +24,7 @@ def step_bytes(model: Decoder, context: int, *, compact: bool = True) -> int:
     """The most bytes that one layer's attention holds at once for itself, in a CPU's decoding step of one row.
 
     Inputs and results count, kernels' own workspaces do not; the fused attention product is one kernel on every device.
-    Where few queries go through `kvpath.attention.native`, which holds less, it is what torch alone would hold.
+    Where something goes through `kvpath.attention.native`, which holds less, it is what torch alone would hold.
 
     Args:
         model: the model, in the dtype of the cache; on the meta device nothing is allocated.

@@ -49,6 +49,8 @@ def prepare_fit(argv: list[str]) -> list[str]:
     argv = without_option(argv, "ckpt_path")
     checkpoint = newest_whole(directory) if wanted == "last" else find_checkpoint(wanted)
     if checkpoint is None:
+        if not directory.config.exists() and not any(word.startswith(("-c", "--config", "--model")) for word in argv):
+            raise UserError(f"ckpt_path last: there is no run in {run} to go on with, nor a -c PIECE to begin one with")
         rank_zero_say(f"no checkpoint in {run} yet: starting from step 0")
         return [*_config(directory), *argv]
     owner = run_of(checkpoint)

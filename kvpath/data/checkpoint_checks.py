@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kvpath.data.sources import Source
 from kvpath.data.tokenizer import Tokenizer
 from kvpath.errors import UserError
 
@@ -25,13 +26,13 @@ def check_tokenizer(trained_with: str, tokenizer: Tokenizer, name: str) -> None:
         )
 
 
-def check_tokens(state: Mapping[str, Any], training_tokens: int | None, label: str) -> None:
+def check_tokens(state: Mapping[str, Any], training_tokens: int | None, source: Source) -> None:
     """Refuse a source that has grown or shrunk.
 
     Args:
         state: what the checkpoint remembers of the data.
         training_tokens: tokens that there are to train on; None for a stream, which is not counted.
-        label: what the source is called.
+        source: of the data; it may be gone where only other text is read.
 
     Raises:
         UserError: naming both numbers.
@@ -39,7 +40,7 @@ def check_tokens(state: Mapping[str, Any], training_tokens: int | None, label: s
     before = state["training_tokens"]
     if before is not None and training_tokens is not None and before != training_tokens:
         raise UserError(
-            f"data.source {label} had {before:,} training tokens when the run began and has {training_tokens:,}:"
+            f"data.source {source.label} had {before:,} training tokens when the run began and has {training_tokens:,}:"
             " that changes the data of a run; --allow '[data]' allows it"
         )
 

@@ -106,15 +106,16 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.
 
 
 def in_batches(
-    documents: Iterable[_T], text_of: Callable[[_T], str] = str, most_characters: int = _BATCH_CHARACTERS
+    documents: Iterable[_T], text_of: Callable[[_T], str] = str, most_characters: int | None = None
 ) -> Iterator[list[_T]]:
     """Lists that are large enough to tokenise at speed and small enough to hold.
 
     Args:
         documents: texts, or what ``text_of`` gives the text of.
         text_of: the text of a document.
-        most_characters: a list is whole with the document that reaches this.
+        most_characters: a list is whole with the document that reaches this; None for what is fast alone.
     """
+    most_characters = _BATCH_CHARACTERS if most_characters is None else most_characters
     batch: list[_T] = []
     characters = 0
     for document in documents:

@@ -222,7 +222,7 @@ class PackedText(pl.LightningDataModule):
         self._record = StreamRecord.from_state(state_dict, places)
         if not self.accepts_other_text:
             check_tokenizer(state_dict["tokenizer"], self.tokenizer, self.tokenizer_config.name)
-            check_tokens(state_dict, self._training_tokens, self.source.label)
+            check_tokens(state_dict, self._training_tokens, self.source)
 
     def stream_hash(self) -> str | None:
         """A hash of all tokens that were trained on, in their order; every rank must call it.

@@ -135,6 +135,9 @@ def evaluate_at(
     else:
         n_bytes = manifest.n_bytes - tokenizer.count_bytes(tokens[:1])
     n_tokens = max(0, len(tokens) - 1)
+    if not n_tokens:
+        remedy = "its files hold no text" if name else "state a smaller data.holdout_every, or text of its own"
+        raise UserError(f"{name or manifest.label}, {manifest.region}: there are no tokens to score; {remedy}")
     UserError.raise_all(
         f"{name or manifest.label}, {manifest.region}: {n_tokens} tokens to score are fewer than one window of"
         f" {context}; state shorter data.eval_contexts"

@@ -179,6 +179,11 @@ class ShardFolder:
         self.directory = directory
         if (directory / PLAN).is_file() and not (directory / MANIFEST).is_file():
             raise UserError(f"{directory} is not finished: the same `kvpath prepare` goes on with it")
+        if not (directory / MANIFEST).is_file():
+            raise UserError(
+                f"{directory} holds no prepared shards, since it has no {MANIFEST}: `kvpath prepare -c ... --output"
+                f" {directory}` makes them"
+            )
         values = read_json(directory / MANIFEST, "the manifest of prepared shards")
         if values.get("format_version") != FORMAT_VERSION:
             raise UserError(

@@ -201,6 +201,6 @@ def _from_hub(name: str) -> tokenizers.Tokenizer:
         return _download(name)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"tokenizer.name: {name!r} is neither a tokenizer.json here nor to be had from the Hub: "
+            f"data.tokenizer.name {name!r} is neither a tokenizer.json here nor to be had from the Hub: "
             f"{' '.join(str(error).split())}"
         ) from error

@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kvpath.report.arms import Arm, stage_name
 from kvpath.report.matched import Comparison, difference
-from kvpath.report.results import Retrieval
+from kvpath.report.results import Result, Retrieval
 from kvpath.report.runs import Run
 from kvpath.report.sheets import Measure, Sheet, sheet_title
 from kvpath.report.statistics import Paired, mean_and_deviation
@@ -52,28 +53,44 @@ def perplexity_tables(arms: Sequence[Arm], sheets: Sequence[Sheet]) -> Iterator[
             yield _results_table(f"bits-per-byte-{index}", "Bits per byte", sheet, here, _bits_per_byte, 4)
 
 
-def difference_table(name: str, sheet: Sheet, comparisons: Sequence[Comparison]) -> Table | None:
-    """Perplexities less those of the reference, with a test over seeds; None where there is nothing to compare."""
+@dataclass(frozen=True)
+class Figure:
+    """What of a result is compared."""
+
+    name: str
+    of: Callable[[Result], float | None]
+    digits: int
+
+
+COMPARED = {
+    "differences": Figure("perplexity", lambda result: result.perplexity, 3),
+    "bits-differences": Figure("bits per byte", lambda result: result.bits_per_byte, 4),
+}
+"""By the beginning of the table's name."""
+
+
+def difference_table(name: str, sheet: Sheet, comparisons: Sequence[Comparison], figure: Figure) -> Table | None:
+    """A figure less that of the reference, with a test over seeds; None where there is nothing to compare."""
     rows: list[tuple[Cell, ...]] = []
     for context in sheet.contexts:
         for comparison in comparisons:
             for corpus in [*sheet.corpora, *([None] if len(sheet.corpora) > 1 else [])]:
-                found = difference(comparison, sheet, corpus, context)
+                found = difference(comparison, sheet, corpus, context, figure.of)
                 if found is not None and comparison.arm.seq_len == sheet.seq_len:
-                    base = [_of(sheet, other, corpus, context) for _, other in comparison.pairs]
-                    rows.append(_difference_row(context, comparison, corpus, found, base))
+                    base = [sheet.value(other, corpus, context, figure.of) for _, other in comparison.pairs]
+                    rows.append(_difference_row(context, comparison, corpus, found, base, figure.digits))
     if not rows:
         return None
     columns = ("Context", "Arm", "Corpus", "Difference", "Percent", "Pairs", "p", "Smallest", "Budgets")
     notes = (
-        f"Difference: perplexity less that of {comparisons[0].wanted}, the mean over pairs of equal seeds ±"
+        f"Difference: {figure.name} less that of {comparisons[0].wanted}, the mean over pairs of equal seeds ±"
         " their standard deviation; below zero is better. p: paired t test, two-sided. Smallest: the mean difference"
         " that so many pairs would show at the 5% level with 80% power, if the deviation is what they show. With one"
         " pair nothing can be said of chance. p is of one comparison and not corrected for their number.",
     )
     return Table(
         name,
-        f"Differences to {comparisons[0].wanted}, {sheet_title(sheet)}",
+        f"Differences of {figure.name} to {comparisons[0].wanted}, {sheet_title(sheet)}",
         columns,
         tuple(rows),
         notes,
@@ -144,7 +161,7 @@ def _results_table(name: str, what: str, sheet: Sheet, arms: Sequence[Arm], valu
 
 
 def _difference_row(
-    context: int, comparison: Comparison, corpus: str | None, found: Paired, base: Sequence[float | None]
+    context: int, comparison: Comparison, corpus: str | None, found: Paired, base: Sequence[float | None], digits: int
 ) -> tuple[Cell, ...]:
     known = [value for value in base if value is not None]
     nothing = NOTHING_TO_SAY if found.deviation is None else "no deviation"
@@ -152,17 +169,13 @@ def _difference_row(
         text(stage_name(context)),
         text(comparison.arm.name),
         text(corpus or "Avg."),
-        number(found.mean, 3, found.deviation),
+        number(found.mean, digits, found.deviation),
         number(100 * found.mean / (sum(known) / len(known))),
         count(found.pairs),
         text(nothing) if found.p is None else Cell("< 0.0001" if found.p < 1e-4 else f"{found.p:.4f}", found.p),
-        number(found.smallest, 3),
+        number(found.smallest, digits),
         text("matched" if comparison.matched else "NOT matched"),
     )
-
-
-def _of(sheet: Sheet, run: Run, corpus: str | None, context: int) -> float | None:
-    return sheet.average(run, context) if corpus is None else sheet.perplexities(run, context).get(corpus)
 
 
 def _perplexity(sheet: Sheet, measure: Measure, run: Run) -> float | None:

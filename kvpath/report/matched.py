@@ -1,10 +1,11 @@
 """What must be equal before the runs of two arms may be called matched."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from kvpath.report.arms import Arm, differing, reference_of, stage_name
+from kvpath.report.results import Result
 from kvpath.report.runs import Run
 from kvpath.report.sheets import Sheet
 from kvpath.report.statistics import Paired, paired
@@ -52,16 +53,15 @@ def comparisons_of(arms: Sequence[Arm], sheets: Sequence[Sheet], wanted: Sequenc
     return found
 
 
-def difference(comparison: Comparison, sheet: Sheet, corpus: str | None, context: int) -> Paired | None:
-    """The difference of perplexities, pair by pair; of the average over corpora for None. None without pairs."""
+def difference(
+    comparison: Comparison, sheet: Sheet, corpus: str | None, context: int, of: Callable[[Result], float | None]
+) -> Paired | None:
+    """The difference of a figure, pair by pair; of its average over corpora for None. None without pairs."""
     values: list[tuple[float, float]] = []
-    for run, other in comparison.pairs:
-        if corpus is None:
-            pair = sheet.average(run, context), sheet.average(other, context)
-        else:
-            pair = sheet.perplexities(run, context).get(corpus), sheet.perplexities(other, context).get(corpus)
-        if pair[0] is not None and pair[1] is not None:
-            values.append((pair[0], pair[1]))
+    for pair in comparison.pairs:
+        ours, theirs = (sheet.value(run, corpus, context, of) for run in pair)
+        if ours is not None and theirs is not None:
+            values.append((ours, theirs))
     return paired([ours for ours, _ in values], [theirs for _, theirs in values]) if values else None
 
 

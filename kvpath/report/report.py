@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvpath.report.arms import Arm, arms_of, references
 from kvpath.report.figures import figures_of, file_name
-from kvpath.report.general import difference_table, perplexity_tables, retrieval_tables, runs_table
+from kvpath.report.general import COMPARED, difference_table, perplexity_tables, retrieval_tables, runs_table
 from kvpath.report.matched import comparisons_of, matched_table
 from kvpath.report.page import Section, as_drawing, as_page, as_text
 from kvpath.report.paper import paper_tables
@@ -61,9 +61,10 @@ def report_of(folders: Sequence[Path], reference: Sequence[str] = (), mixed: boo
     left_out = (*unreadable, *doubled, *not_done, *unused)
     searched = search_table(read_searches(folders))
     differences = []
-    for (number, name), (index, sheet) in product(enumerate(wanted, 1), enumerate(sheets, 1)):
+    for kind, (number, name), (index, sheet) in product(COMPARED, enumerate(wanted, 1), enumerate(sheets, 1)):
         with_it = [comparison for comparison in comparisons if comparison.wanted == name]
-        if sheet.comparable and (table := difference_table(f"differences-{number}-{index}", sheet, with_it)):
+        title = f"{kind}-{number}-{index}"
+        if sheet.comparable and (table := difference_table(title, sheet, with_it, COMPARED[kind])):
             differences.append(table)
     in_tables = sum(len(arm.runs) for arm in arms)
     about = (

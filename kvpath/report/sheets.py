@@ -76,6 +76,12 @@ class Sheet:
         found = self.perplexities(run, context)
         return sum(found.values()) / len(found) if found and len(found) == len(self.corpora) else None
 
+    def value(self, run: Run, corpus: str | None, context: int, of: Callable[[Result], float | None]) -> float | None:
+        """A figure of one run's result on a corpus, or its mean over all for None; None if one is missing."""
+        results = [self.result(run, Measure(name, context)) for name in (self.corpora if corpus is None else [corpus])]
+        found = [value for result in results if result is not None and (value := of(result)) is not None]
+        return sum(found) / len(found) if found and len(found) == len(results) else None
+
     def has(self, run: Run) -> bool:
         """Whether there is any result of a run."""
         return any(path == str(run.path) for path, _ in self.found)

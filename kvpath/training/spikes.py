@@ -127,7 +127,7 @@ class Spikes(Callback):
         if action == "stop":
             raise UserError(
                 f"step {step:,}: {reason}; its batch is in {self.run / 'bad_batches'} (kvpath inspect looks into it),"
-                f" and {last if last.exists() else 'no checkpoint'} is as it was"
+                f" and {f'{last} is as it was' if last.exists() else 'there is no checkpoint yet'}"
             )
         self.left_out = [steps for steps in self.left_out if steps[1] < first] + [(first, step)]
         return False

@@ -34,7 +34,8 @@ def test_compact_bytes_are_those_that_live(case: Case) -> None:
 @shipped
 @pytest.mark.parametrize("compact", [False, True])
 def test_the_meta_device_tells_what_a_run_holds(case: Case, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library", lambda: None)
+    for compiled in (native, native.rows):
+        monkeypatch.setattr(compiled, "library", lambda: None)
     real = case.decoder(torch.float32)
     assert step_bytes(case.decoder(torch.float32).to("meta"), 300, compact=compact) == step_bytes(
         real, 300, compact=compact

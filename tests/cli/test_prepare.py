@@ -184,7 +184,7 @@ def test_jobs_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["-c", "{toy}", "--output=x", "--workers=0"], "--workers must be at least 1, got 0"),
         (["-c", "{toy}", "--output=x", "--data.max_tokens=0"], "max_tokens must be at least 1, got 0"),
         (["-c", "{toy}", "--output=x", "--data.sauce=1"], "did you mean data.source"),
-        (["--verify", "nowhere"], "is not the manifest of prepared shards"),
+        (["--verify", "nowhere"], "nowhere holds no prepared shards, since it has no manifest.json: `kvpath prepare"),
         (["--verify", "x", "-c", "{toy}"], "--verify takes a DIRECTORY and no other option"),
     ],
 )

@@ -126,6 +126,12 @@ def test_last_without_a_checkpoint_starts_and_says_so(
     assert metrics_of(run) == metrics_of(trained)
 
 
+def test_last_of_a_run_that_is_not_there_wants_a_piece(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kvpath("fit", "--run", tmp_path / "run", "--ckpt_path", "last") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"there is no run in {tmp_path / 'run'} to go on with, nor a -c PIECE to begin one with" in line
+
+
 def test_resuming_says_from_where(toy: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)

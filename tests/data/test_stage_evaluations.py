@@ -77,6 +77,11 @@ def test_regions_that_are_too_short(make: Make) -> None:
         make(eval_contexts=[10, 40], eval_limit_tokens=30).setup("test")
 
 
+def test_a_region_without_documents_says_how_to_have_some(make: Make) -> None:
+    with pytest.raises(UserError, match=r"test: there are no tokens to score; state a smaller data\.holdout_every"):
+        make(holdout_every=10**6).setup("test")
+
+
 @pytest.mark.parametrize(("stage", "field"), [("validate", "validation"), ("test", "test"), ("predict", "test")])
 def test_nothing_to_evaluate_on(make: Make, stage: str, field: str) -> None:
     with pytest.raises(UserError, match=rf"nothing to {stage} on: state {field} \(a source\) or holdout_every"):

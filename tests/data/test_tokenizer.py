@@ -111,7 +111,9 @@ def test_a_hub_name_without_network(monkeypatch: pytest.MonkeyPatch, error: Exce
         raise error
 
     monkeypatch.setattr("kvpath.data.tokenizer._download", offline)
-    with pytest.raises(UserError, match="'some/model' is neither a tokenizer.json here nor to be had from the Hub"):
+    with pytest.raises(
+        UserError, match="data.tokenizer.name 'some/model' is neither a tokenizer.json here nor to be had from the Hub"
+    ):
         TokenizerConfig("some/model").load()
 
 

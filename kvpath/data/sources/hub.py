@@ -119,6 +119,8 @@ class Hub(PartedSource):
         if not _is_away(error):
             raise error
         reason = " ".join(str(error).split()) or type(error).__name__
+        if "OfflineModeIsEnabled" in reason:  # datasets wraps it in what a Hub that is away gives
+            raise UserError(f"dataset {self.label!r}: HF_HUB_OFFLINE forbids asking the Hub: {reason}") from error
         if failures >= self.tries:
             raise UserError(f"dataset {self.label!r}: the Hub did not answer {failures} times in a row: {reason}")
         seconds = min(2.0 ** (failures - 1), _LONGEST_WAIT)
