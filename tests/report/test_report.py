@@ -51,7 +51,8 @@ def test_means_deviations_and_the_paired_test(tmp_path: Path) -> None:
     assert verdicts(report) == [("matched", "–")]
     bits = table(report, "bits-differences-1-1").rows[0]
     c4 = {row[1].text: row[2].value for row in table(report, "bits-per-byte-1").rows}
-    assert c4["KVPath-Concat"] is not None and c4["GQA"] is not None
+    assert c4["KVPath-Concat"] is not None
+    assert c4["GQA"] is not None
     assert bits[3].value == pytest.approx(c4["KVPath-Concat"] - c4["GQA"])
 
 
