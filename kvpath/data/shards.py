@@ -177,9 +177,9 @@ class ShardFolder:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        if (directory / PLAN).is_file() and not (directory / MANIFEST).is_file():
-            raise UserError(f"{directory} is not finished: the same `kvpath prepare` goes on with it")
         if not (directory / MANIFEST).is_file():
+            if (directory / PLAN).is_file():
+                raise UserError(f"{directory} is not finished: the same `kvpath prepare` goes on with it")
             raise UserError(
                 f"{directory} holds no prepared shards, since it has no {MANIFEST}: `kvpath prepare -c ... --output"
                 f" {directory}` makes them"

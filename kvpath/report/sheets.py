@@ -73,8 +73,7 @@ class Sheet:
 
     def average(self, run: Run, context: int) -> float | None:
         """The mean perplexity over the corpora; None if one is missing."""
-        found = self.perplexities(run, context)
-        return sum(found.values()) / len(found) if found and len(found) == len(self.corpora) else None
+        return self.value(run, None, context, lambda result: result.perplexity)
 
     def value(self, run: Run, corpus: str | None, context: int, of: Callable[[Result], float | None]) -> float | None:
         """A figure of one run's result on a corpus, or its mean over all for None; None if one is missing."""

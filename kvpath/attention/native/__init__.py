@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from kvpath.attention.native.build import library
+from kvpath.attention.native.rows import DTYPES
 
 MOST_ROWS = 16
 """Queries that share a key/value head: beyond it, products of matrices are faster."""
 
 MOST_PARTS = 16
-
-_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Part(ctypes.Structure):
@@ -54,7 +53,7 @@ def takes(n_rows: int, k: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
         n_rows <= MOST_ROWS
         and not torch.compiler.is_compiling()
         and max(len(k), len(v)) <= MOST_PARTS
-        and parts[0].dtype in _DTYPES
+        and parts[0].dtype in DTYPES
         and parts[0].shape[1] > 0
         and all(x.device.type == "cpu" and x.dtype == parts[0].dtype and x.stride(-1) == 1 for x in parts)
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in parts))
@@ -81,7 +80,7 @@ def attend_few(q_BTHD: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], mask: T
     functions = library()
     assert functions is not None
     batch, n_queries, heads, _ = q_BTHD.shape
-    if q_BTHD.dtype not in _DTYPES or q_BTHD.stride(-1) != 1:
+    if q_BTHD.dtype not in DTYPES or q_BTHD.stride(-1) != 1:
         q_BTHD = q_BTHD.float().contiguous()
     out_BTHV = torch.empty(batch, n_queries, heads, sum(part.shape[-1] for part in v))
     mask = mask if mask is None else mask.contiguous()

@@ -62,7 +62,7 @@ def _declared(functions: ctypes.CDLL) -> ctypes.CDLL:
     """With the types of arguments that are no pointers to structures: Python's numbers would be taken for 32 bits."""
     at, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     angles = (at, size, size)
-    functions.kvpath_norm.argtypes = (at, size, at, at, size, size, ctypes.c_double, number)
+    functions.kvpath_norm.argtypes = (at, at, at, size, size, ctypes.c_double, number)
     functions.kvpath_rotate.argtypes = (at, size, size, size, *angles, *angles, at, size, size, size, size, number)
     functions.kvpath_norm.restype = functions.kvpath_rotate.restype = None
     return functions

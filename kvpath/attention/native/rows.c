@@ -32,13 +32,13 @@ static void *place(void *data, int64_t start, int narrow) {
     return narrow ? (void *)((uint16_t *)data + start) : (void *)((float *)data + start);
 }
 
-/* out = x / rms(x) * weight for each of `rows` rows of `dim`; x lies `step` numbers from row to row. */
-void kvpath_norm(const void *x, int64_t step, const void *weight, void *out, int64_t rows, int64_t dim, double eps,
+/* out = x / rms(x) * weight for each of `rows` rows of `dim`. */
+void kvpath_norm(const void *x, const void *weight, void *out, int64_t rows, int64_t dim, double eps,
                  int narrow) {
     float x_room[MOST_DIM], gain_room[MOST_DIM], result[MOST_DIM];
     const float *gain = as_floats(weight, 0, narrow, dim, gain_room);
     for (int64_t row = 0; row < rows; row++) {
-        const float *values = as_floats(x, row * step, narrow, dim, x_room);
+        const float *values = as_floats(x, row * dim, narrow, dim, x_room);
         float squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (int64_t d = 0; d < dim; d++) squares += values[d] * values[d];

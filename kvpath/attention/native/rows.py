@@ -10,7 +10,8 @@ MOST_ELEMENTS = 2**15
 
 MOST_DIM = 16384
 
-_DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
+"""That compiled functions take."""
 
 
 def takes(x: Tensor) -> bool:
@@ -18,7 +19,7 @@ def takes(x: Tensor) -> bool:
     return (
         x.numel() <= MOST_ELEMENTS
         and x.device.type == "cpu"
-        and x.dtype in _DTYPES
+        and x.dtype in DTYPES
         and x.shape[-1] <= MOST_DIM
         and x.stride(-1) == 1
         and type(x) in (Tensor, nn.Parameter)  # and not one without memory
@@ -39,12 +40,10 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     functions = library()
     assert functions is not None
     dim = x.shape[-1]
-    rows = x.numel() // dim
-    if rows > 1 and not x.is_contiguous():
-        x = x.contiguous()
+    x = x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     narrow = x.dtype == torch.bfloat16
-    functions.kvpath_norm(x.data_ptr(), dim, weight.data_ptr(), out.data_ptr(), rows, dim, eps, narrow)
+    functions.kvpath_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, eps, narrow)
     return out
 
 
