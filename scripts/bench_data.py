@@ -219,16 +219,16 @@ def bench_streaming(args: argparse.Namespace, scratch: Path) -> Result:
 
 def in_new_process(do: str, *arguments: object) -> float:
     """What `stream` or `encode` gives."""
-    command = [sys.executable, __file__, "--in_new_process", json.dumps([do, *map(str, arguments)])]
+    command = [sys.executable, __file__, "--in_new_process", json.dumps([do, *arguments], default=str)]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return float(said.stdout.splitlines()[-1])
 
 
-def stream(folder: str, end_of_text: str, n_workers: str, n: str) -> float:
+def stream(folder: str, end_of_text: str, workers: int, n_tokens: int) -> float:
     """Seconds for training batches of so many tokens, by the package."""
     from kvpath.data import Budget, PackedText
 
-    scratch, workers, n_tokens = Path(folder), int(n_workers), int(n)
+    scratch = Path(folder)
     steps = -(-n_tokens // (WINDOWS * SEQ_LEN))
     budget = Budget(steps * WINDOWS * SEQ_LEN, global_batch_sequences=WINDOWS, micro_batch=WINDOWS)
     named = TokenizerConfig(str(scratch / TOKENIZER), end_of_text=end_of_text)

@@ -269,7 +269,9 @@ def test_a_hub_that_stays_away_is_one_line(monkeypatch: pytest.MonkeyPatch, wait
 def test_what_will_not_change_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    for error in (FileNotFoundError("no such dataset"), OfflineModeIsEnabled("offline"), ValueError("bad split")):
+    wrapped = ConnectionError("no file of it, OfflineModeIsEnabled")
+    offline = OfflineModeIsEnabled("offline")
+    for error in (FileNotFoundError("no such dataset"), offline, wrapped, ValueError("bad split")):
         with pytest.raises(UserError, match=f"'someone/something' cannot be read: {error}"):
             away(monkeypatch, [error], {}).documents()
     assert waits == []
