@@ -9,11 +9,10 @@ from kvpath.report.arms import Arm, stage_name
 from kvpath.report.matched import Comparison, difference
 from kvpath.report.results import Result, Retrieval
 from kvpath.report.runs import Run
-from kvpath.report.sheets import Measure, Sheet, sheet_title
+from kvpath.report.sheets import Sheet, sheet_title
 from kvpath.report.statistics import Paired, mean_and_deviation
 from kvpath.report.tables import EMPTY, Cell, Table, count, number, text
 
-_Value = Callable[[Sheet, Measure, Run], float | None]
 _Place = tuple[int, str, int, str]
 _Asked = tuple[float, int]
 
@@ -48,9 +47,9 @@ def perplexity_tables(arms: Sequence[Arm], sheets: Sequence[Sheet]) -> Iterator[
     """Of each sheet, perplexities and, where they are known, bits per byte, in the shape of the paper's tables."""
     for index, sheet in enumerate(sheets, 1):
         here = [arm for arm in arms if arm.seq_len == sheet.seq_len and any(map(sheet.has, arm.runs))]
-        yield _results_table(f"perplexity-{index}", "Perplexity", sheet, here, _perplexity, 2)
+        yield _results_table(f"perplexity-{index}", sheet, here, COMPARED["differences"], 2)
         if any(result.bits_per_byte is not None for result in sheet.found.values()):
-            yield _results_table(f"bits-per-byte-{index}", "Bits per byte", sheet, here, _bits_per_byte, 4)
+            yield _results_table(f"bits-per-byte-{index}", sheet, here, COMPARED["bits-differences"], 4)
 
 
 @dataclass(frozen=True)
@@ -144,20 +143,22 @@ def over_seeds(arm: Arm, value: Callable[[Run], float | None], digits: int) -> C
     return number(mean, digits, spread)
 
 
-def _results_table(name: str, what: str, sheet: Sheet, arms: Sequence[Arm], value: _Value, digits: int) -> Table:
+def _results_table(name: str, sheet: Sheet, arms: Sequence[Arm], figure: Figure, digits: int) -> Table:
     rows = []
     for context in sheet.contexts:
         for arm in arms:
-            measures = [Measure(corpus, context) for corpus in sheet.corpora]
-            cells = [over_seeds(arm, partial(value, sheet, measure), digits) for measure in measures]
-            whole = over_seeds(arm, partial(_mean, value, sheet, measures), digits)
+            places = [*sheet.corpora, None]
+            *cells, whole = (
+                over_seeds(arm, partial(sheet.value, corpus=corpus, context=context, of=figure.of), digits)
+                for corpus in places
+            )
             if any(cell != EMPTY for cell in cells):
                 rows.append((text(stage_name(context)), text(arm.name), *cells, whole, text(arm.seeds)))
     notes = ["Mean over seeds ± standard deviation."] * any(len(arm.runs) > 1 for arm in arms)
     if not sheet.comparable:
         notes.append("These results say nothing of the tokens that they are of, and are not compared.")
     columns = ("Context", "Arm", *sheet.corpora, "Avg.", "Seeds")
-    return Table(name, f"{what}, {sheet_title(sheet)}", columns, tuple(rows), tuple(notes))
+    return Table(name, f"{figure.name.capitalize()}, {sheet_title(sheet)}", columns, tuple(rows), tuple(notes))
 
 
 def _difference_row(
@@ -176,19 +177,3 @@ def _difference_row(
         number(found.smallest, digits),
         text("matched" if comparison.matched else "NOT matched"),
     )
-
-
-def _perplexity(sheet: Sheet, measure: Measure, run: Run) -> float | None:
-    result = sheet.result(run, measure)
-    return result.perplexity if result is not None else None
-
-
-def _bits_per_byte(sheet: Sheet, measure: Measure, run: Run) -> float | None:
-    result = sheet.result(run, measure)
-    return result.bits_per_byte if result is not None else None
-
-
-def _mean(value: _Value, sheet: Sheet, measures: Sequence[Measure], run: Run) -> float | None:
-    """Over measures; None if one is missing."""
-    known = [found for measure in measures if (found := value(sheet, measure, run)) is not None]
-    return sum(known) / len(known) if known and len(known) == len(measures) else None
