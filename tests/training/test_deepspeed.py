@@ -19,6 +19,7 @@ from kvpath.training.deepspeed import mistakes, strategy
 from kvpath.training.deepspeed.directory import ShardedCheckpoint, Sharding, is_sharded, refuse_other_sharding
 from kvpath.training.stored_config import Damaged, read_checkpoint
 from tests.cases import SHIPPED
+from tests.nodes import free_port
 from tests.runs import kvpath, write_config
 from tests.training import zero_ranks
 from tests.training.zero_ranks import Plan
@@ -55,8 +56,7 @@ OTHERS_RESUMED = [
 def on_ranks(plans: Sequence[Plan], corpus: Path, out: Path, ranks: int = 2) -> dict[str, Any]:
     """What all plans report."""
     (out / "plans.json").write_text(json.dumps([asdict(plan) for plan in plans]))
-    port = str(20_000 + os.getpid() % 20_000)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
     shared |= {"PYTHONPATH": str(CHECKOUT), "DS_ACCELERATOR": "cpu"}
     said = [out / f"rank{rank}.txt" for rank in range(ranks)]
     processes = [
