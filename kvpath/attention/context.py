@@ -1,12 +1,13 @@
 """What a block needs to know about the pass it is in: positions, what is visible, what is stored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from kvpath.attention.layout import Layout
+from kvpath.attention.layout import Layout, Read, Slot
 from kvpath.attention.prefill import PrefillPlan
 from kvpath.attention.rotary import Angles, rotary_angles, rotate
 
@@ -104,6 +105,15 @@ class Context:
     """What the new tokens see of each other, by window: (B, 1, T, T) bool, or None where plainly causal."""
 
     layer: int = 0
+    """Needed with a store or a plan alone: for a compiler, layers that are told apart by their number have no graph in
+    common."""
+
+    makes: Mapping[str, Slot] = field(default_factory=dict)
+    """What the layer makes."""
+
+    reads: tuple[tuple[Read, Slot], ...] = ()
+    """What the layer reads, in order, with the slots that are read."""
+
     store: Store | None = None
     """Where entries are kept; None in training, where the new tokens are the whole history."""
 
@@ -129,18 +139,20 @@ class Context:
         if store is None:
             windows = {slot.window for _, _, slot in layout.slots()} | {None}
             masks = {window: visible(new, new, window) for window in windows}
-        return cls(layout, new, rotary_base, angles, masks, store=store, plan=plan)
+        return cls(layout, new, rotary_base, angles, masks, store=store, plan=plan).at(0)
 
     def at(self, layer: int) -> "Context":
         """The same pass, seen from another layer."""
-        return replace(self, layer=layer)
+        entry = self.layout.layers[layer]
+        reads = tuple((read, self.layout.slot(read.owner, read.name)) for read in entry.reads)
+        return replace(self, layer=layer, makes=entry.makes, reads=reads)
 
     def append(self, name: str, new_BTHD: Tensor) -> History:
         """Store the new tokens' entries of this layer's slot `name`; gives the slot's whole history.
 
         In training this is the identity.
         """
-        window = self.layout.slot(self.layer, name).window
+        window = self.makes[name].window
         if self.store is None:
             return History(new_BTHD, self.new.last(new_BTHD.shape[1]), window)
         return self.store.append(self.layer, name, new_BTHD)
@@ -148,12 +160,8 @@ class Context:
     def received(self, read: tuple[Tensor, ...]) -> tuple[History, ...]:
         """What this layer reads, in the order of its layout's reads, with where it stands."""
         return tuple(
-            History(
-                values,
-                self._index(entry.owner, entry.name, values.shape[1]),
-                self.layout.slot(entry.owner, entry.name).window,
-            )
-            for values, entry in zip(read, self.layout.layers[self.layer].reads, strict=True)
+            History(values, self._index(source, slot, values.shape[1]), slot.window)
+            for values, (source, slot) in zip(read, self.reads, strict=True)
         )
 
     def rebuilt(self, values_BSHD: Tensor) -> History:
@@ -229,11 +237,10 @@ class Context:
         cos, sin = self.angles.get(dim) or rotary_angles(self.new.positions, dim, self.rotary_base)
         return cos[:, -count:], sin[:, -count:]
 
-    def _index(self, owner: int, name: str, length: int) -> Index:
-        slot = self.layout.slot(owner, name)
+    def _index(self, source: Read, slot: Slot, length: int) -> Index:
         if self.store is None or slot.over == "new":
             return self.new.last(length)
-        return self.store.index(owner, name) if slot.cached else self.store.full_index()
+        return self.store.index(source.owner, source.name) if slot.cached else self.store.full_index()
 
 
 def visible(queries: Index, keys: Index, window: int | None) -> Tensor | None:

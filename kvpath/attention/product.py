@@ -116,6 +116,12 @@ def _product(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, mask: Tensor | None
         # A row that sees nothing would be NaN: let it see everything, then drop its output and gradient.
         blind = ~mask.any(dim=-1, keepdim=True)
         mask = mask | blind
+    n_heads, n_queries, groups = q_BHTD.shape[1], q_BHTD.shape[2], k_BGSD.shape[1]
+    if n_heads != groups and not _kernel_shares_heads(q_BHTD, mask):
+        if n_queries == 1:
+            q_BHTD = q_BHTD.reshape(-1, groups, n_heads // groups, width)  # heads as queries: what one sees, all see
+        else:
+            k_BGSD, v_BGSV = (x.repeat_interleave(n_heads // groups, dim=1) for x in (k_BGSD, v_BGSV))
     out_BHTV = F.scaled_dot_product_attention(
         q_BHTD,
         k_BGSD,
@@ -124,6 +130,11 @@ def _product(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSV: Tensor, mask: Tensor | None
         is_causal=causal,
         scale=scale,
         enable_gqa=q_BHTD.shape[1] != k_BGSD.shape[1],
-    )
+    ).reshape(-1, n_heads, n_queries, width)
     out_BHTV = out_BHTV[..., :v_dim]
     return out_BHTV if blind is None else out_BHTV.masked_fill(blind, 0.0)
+
+
+def _kernel_shares_heads(q_BHTD: Tensor, mask: Tensor | None) -> bool:
+    """Whether torch has a fused kernel for heads that share keys; on GPUs none takes a mask too, at every width."""
+    return mask is None or not q_BHTD.is_cuda

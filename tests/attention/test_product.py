@@ -5,11 +5,18 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from kvpath.attention import Context, History, Index, Segment, attend
+from kvpath.attention import Context, History, Index, Segment, attend, product
 from tests.attention.reference import attention, sees
 from tests.cases import SHIPPED
 
 LAYOUT = SHIPPED[0].config().layout()
+
+
+@pytest.fixture(params=["shared by the kernel", "spread before"], autouse=True)
+def heads_that_share_keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CPUs, and as with masks on GPUs."""
+    if request.param == "spread before":
+        monkeypatch.setattr(product, "_kernel_shares_heads", lambda q_BHTD, mask: mask is None)
 
 
 def draw(*shape: int) -> Tensor:
