@@ -33,10 +33,11 @@ from kvpath.data.datamodule import PackedText
 from kvpath.errors import UserError
 from kvpath.interop.exported import is_export
 from kvpath.launch import Launch
+from kvpath.stopping import STOP_ON
 from kvpath.training.cadence import Cadence
 from kvpath.training.csv_curves import keep_rows
 from kvpath.training.curves import Curves, write_hyper_parameters
-from kvpath.training.deepspeed.directory import is_sharded, refuse_other_sharding
+from kvpath.training.deepspeed.directory import is_sharded
 from kvpath.training.final_validation import FinalValidation
 from kvpath.training.interrupts import Interrupts
 from kvpath.training.launched import environment_of
@@ -49,7 +50,7 @@ from kvpath.training.same_tokenizer import SameTokenizer, tokenizer_of
 from kvpath.training.sample import TextSample
 from kvpath.training.saving import Saving
 from kvpath.training.say import rank_zero_say
-from kvpath.training.signals import STOP_ON, StopOnSignal
+from kvpath.training.signals import StopOnSignal
 from kvpath.training.spikes import Action, SpikeRule, Spikes
 from kvpath.training.stored_config import FORMAT_VERSION, read_checkpoint, stored_step, to_plain
 from kvpath.training.validation_clock import ValidationClock
@@ -294,7 +295,6 @@ class KVPathCLI(LightningCLI):
         run = self.run_directory
         assert run is not None
         if self.own.ckpt_path:
-            refuse_other_sharding(Path(self.own.ckpt_path), getattr(self.trainer.strategy, "sharding", None))
             before = run_of(Path(self.own.ckpt_path)) or run
             if before.config.exists():
                 defaults = self._parser(self.command).get_defaults().as_dict()

@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from typing import NamedTuple
 
 from kvpath.errors import DISK_FAULTS, UserError, by_interrupt
 from kvpath.launch import is_first_of_machine, is_first_rank
+from kvpath.stopping import stops_where_nothing_is_to_be_saved
 
 
 class Command(NamedTuple):
@@ -131,4 +133,6 @@ def _dispatch(argv: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     command = COMMANDS[name]
-    return int(getattr(import_module(command.module), command.function)(rest))
+    listens = name == "fit" and not any(argument.startswith("--stop_on") for argument in rest)
+    with stops_where_nothing_is_to_be_saved() if listens else nullcontext():
+        return int(getattr(import_module(command.module), command.function)(rest))

@@ -3,7 +3,6 @@
 import atexit
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ import yaml
 
 from kvpath.errors import UserError
 from kvpath.training.run_directory import RunDirectory
+from kvpath.training.say import rank_zero_say
 
 if TYPE_CHECKING:
     from kvpath.data.evaluations import EvaluatedText
@@ -69,7 +69,7 @@ def refuse_changes(changed: dict[str, tuple[Any, Any]], allowed: list[str]) -> N
         UserError: naming each key with both values, and the word that allows it.
     """
     for key, (old, new) in changed.items():
-        print(f"changed since the run began: {key}: {old} -> {new}", file=sys.stderr)
+        rank_zero_say(f"changed since the run began: {key}: {old} -> {new}")
     UserError.raise_all(
         f"--allow must name some of {', '.join(GUARDED)}, got {word}" for word in allowed if word not in GUARDED
     )
@@ -84,7 +84,7 @@ def refuse_changes(changed: dict[str, tuple[Any, Any]], allowed: list[str]) -> N
 def say_conflicts(stored: dict[str, Any], given: dict[str, Any]) -> None:
     """Name what the command line made different from the stored model: it is what is used."""
     for key, (old, new) in differences(stored, given).items():
-        print(f"model.backbone.{key} is {old} in the checkpoint; {new}, as given, is used", file=sys.stderr)
+        rank_zero_say(f"model.backbone.{key} is {old} in the checkpoint; {new}, as given, is used")
 
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kvpath.config import backbone_from, build_model, data_from
 from kvpath.data.tokenizer import Tokenizer, TokenizerConfig
 from kvpath.interop.exported import TOKENIZER
 from kvpath.model.decoder import Decoder
-from kvpath.training.module import check_shapes
+from kvpath.training.module import check_shapes, shapes_of
 from kvpath.training.run_directory import find_checkpoint, run_of
 from kvpath.training.stored_config import read_checkpoint
 
@@ -59,7 +59,7 @@ class StoredModel:
             UserError: the configuration is not that of a model, or not of this one.
         """
         model = build_model(backbone_from(self.backbone))
-        check_shapes({name: tuple(value.shape) for name, value in model.state_dict().items()}, self.weights)
+        check_shapes(shapes_of(model.state_dict()), shapes_of(self.weights), self.checkpoint)
         model.to(self.weights["embedding.weight"].dtype).load_state_dict(self.weights)
         return model
 

@@ -19,6 +19,9 @@ PATIENCE = timedelta(minutes=10)
 """How long ranks wait at the start for all to be there."""
 
 
+LETTING_GO = 0.2
+"""Seconds at the end of a process in which threads of torch let go of what they have exchanged."""
+
 MARGIN = 5.0
 """Seconds that torch may take longer than it is told."""
 
@@ -55,6 +58,7 @@ class MeetsInTime(DDPStrategy):
         self.set_world_ranks()
         if not torch.distributed.is_initialized():
             self._meet()
+        atexit.register(leave_the_others)
         super().setup_distributed()
 
     def _meet(self) -> None:
@@ -77,7 +81,6 @@ class MeetsInTime(DDPStrategy):
             timeout=self._timeout,
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
-        atexit.register(_leave_the_others)
 
 
 def _wait_for(address: str, port: int, patience: timedelta) -> None:
@@ -133,7 +136,12 @@ class DDP(MeetsInTime):
         super().__init__(timeout=timedelta(minutes=timeout_minutes), gradient_as_bucket_view=True)
 
 
-def _leave_the_others() -> None:
-    """A process that ends with its connections open may wait for their threads."""
+def leave_the_others() -> None:
+    """A process that ends with its connections open may wait for their threads.
+
+    Where somebody holds on to a group, as DeepSpeed does, its threads go on, and one that lets go of a tensor while
+    Python is being taken down ends the process with SIGABRT: give them the time before.
+    """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        time.sleep(LETTING_GO)

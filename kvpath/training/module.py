@@ -309,7 +309,7 @@ class LanguageModel(LightningModule):
         """
         stored = read_checkpoint(checkpoint)
         self.configure_model()
-        self.on_load_checkpoint(stored)
+        check_shapes(shapes_of(self.state_dict()), shapes_of(stored["state_dict"]), checkpoint)
         self.load_state_dict(stored["state_dict"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -328,23 +328,30 @@ class LanguageModel(LightningModule):
         """
         check_format(checkpoint.get("kvpath", {}))
         if "state_dict" in checkpoint:  # else the strategy has checked and loaded the weights
-            ours = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-            check_shapes(ours, checkpoint["state_dict"])
+            path = self._trainer.ckpt_path if self._trainer is not None else None
+            check_shapes(shapes_of(self.state_dict()), shapes_of(checkpoint["state_dict"]), path or "the checkpoint")
 
 
-def check_shapes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, Tensor]) -> None:
-    """Refuse weights that do not fit.
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def check_shapes(
+    ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]], checkpoint: str | Path
+) -> None:
+    """Refuse weights of a checkpoint that do not fit.
 
     Raises:
-        UserError: naming up to five tensors that are missing, not known, or of another size.
+        UserError: naming it, and up to five tensors that are missing, not known, or of another size.
     """
     problems = [f"{name} is missing" for name in ours if name not in theirs]
     problems += [f"{name} is not in this model" for name in theirs if name not in ours]
     problems += [
-        f"{name} is {tuple(value.shape)} in the checkpoint, {ours[name]} in this model"
-        for name, value in theirs.items()
-        if name in ours and tuple(value.shape) != ours[name]
+        f"{name} is {shape} in the checkpoint, {ours[name]} in this model"
+        for name, shape in theirs.items()
+        if name in ours and shape != ours[name]
     ]
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise UserError("the checkpoint is of another model: " + "; ".join(problems[:5]) + more)
+        raise UserError(f"{checkpoint} is of another model: " + "; ".join(problems[:5]) + more)

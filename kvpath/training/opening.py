@@ -1,5 +1,6 @@
 """The run directory is opened once nothing can be refused any more."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -24,15 +25,26 @@ class Opening(Callback):
         """
         self.run, self.config, self.resumes = run, config, resumes
         self._events = event_files(run.curves)  # before this attempt's logger begins one
+        self._opened = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write them."""
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._go_back(trainer, stored_step(Path(self.resumes)) if self.resumes else 0)
+            self._opened = True
             self.run.begin(self.config)
             tokenizer = getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
             if tokenizer is not None:
                 tokenizer.save(self.run.tokenizer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take away the curves that were begun for nothing: Lightning begins them before all else."""
+        if trainer.is_global_zero and not self._opened:
+            for path in set(event_files(self.run.curves)) - set(self._events):
+                path.unlink()
+            for folder in (self.run.curves, self.run.path):
+                with suppress(OSError):  # there is more in it, or it was never made
+                    folder.rmdir()
 
     def _go_back(self, trainer: Trainer, step: int) -> None:
         drop_lines_after(self.run.metrics, step)

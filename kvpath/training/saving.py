@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from kvpath.errors import DISK_FAULTS, UserError
 from kvpath.training.cadence import Cadence, Clock
+from kvpath.training.deepspeed.directory import is_sharded
+from kvpath.training.stored_config import read_checkpoint
 from kvpath.training.whole_files import TEMPORARY, keep_as, put_in_place, remove, remove_leftovers, save_to_disk
 
 
@@ -47,9 +49,9 @@ class Saving(Checkpoint):
         return self.directory / "previous.ckpt"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write without detours, unless the Trainer was given a way of its own to write checkpoints."""
+        """Write without detours and read any, unless the Trainer was given a way of its own to checkpoints."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = _ToDisk()
+            trainer.strategy.checkpoint_io = _OnDisk()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -149,7 +151,7 @@ def saving_of(trainer: Trainer, needed_by: str) -> Saving:
     raise UserError(f"{needed_by} needs Saving among the callbacks of the Trainer")
 
 
-class _ToDisk(TorchCheckpointIO):
+class _OnDisk(TorchCheckpointIO):
     """Writes where it is told to and down to the disk: Lightning copies to memory, to TMPDIR, and moves that."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -159,3 +161,13 @@ class _ToDisk(TorchCheckpointIO):
             OSError: it cannot be written.
         """
         save_to_disk(checkpoint, path)
+
+    def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Read a file, or what the ranks of ZeRO wrote together as a directory.
+
+        Raises:
+            Damaged: the directory is incomplete.
+        """
+        if is_sharded(Path(path)):
+            return read_checkpoint(Path(path))
+        return super().load_checkpoint(path, *arguments, **options)

@@ -9,11 +9,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kvpath.errors import TO_BE_RUN_AGAIN, UserError
+from kvpath.stopping import STOP_ON
 from kvpath.training.saving import Saving, saving_of
 from kvpath.training.say import rank_zero_say
-
-STOP_ON = ("SIGTERM", "SIGUSR1")
-"""What schedulers send before they kill."""
 
 
 class StopOnSignal(Callback):

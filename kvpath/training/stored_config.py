@@ -56,7 +56,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     if is_sharded(path):
         sharded = ShardedCheckpoint.open(path)
-        stored = {**sharded.trainer_state, "state_dict": sharded.weights}
+        whole = {"state_dict": sharded.weights, "optimizer_states": sharded.optimizer_states}
+        stored = {**sharded.trainer_state, **whole}
         check_format(stored.get("kvpath") or {})
         return stored
     if is_export(path):

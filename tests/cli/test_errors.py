@@ -98,7 +98,7 @@ def test_fit_refuses(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert message in refused(capsys, "fit", "-c", toy, "--run", tmp_path / "run", *flags)
-    assert not (tmp_path / "run" / "config.yaml").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_another_shape_lists_tensors_and_sizes(
         ("fit", "-c", toy, "--run", tmp_path / "new", "--init_from", broken),
     ):
         error = refused(capsys, *argv, "--model.backbone.d_ff=32")
-        assert "the checkpoint is of another model: model.blocks.0.mlp." in error
+        assert "last.ckpt is of another model: model.blocks.0.mlp." in error
         assert "(24, 16) in the checkpoint, (32, 16) in this model" in error
 
 

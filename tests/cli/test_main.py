@@ -150,7 +150,7 @@ def test_a_resume_that_is_refused_late_leaves_the_logs(
     assert len(before) == 3
     wider = ["--model.backbone.d_ff=32", "--allow", "[model]"]
     assert kvpath("fit", "--run", run, "--ckpt_path", "last", *wider) == 2
-    assert "the checkpoint is of another model" in capsys.readouterr().err
+    assert "previous.ckpt is of another model" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in files} == before
     assert kvpath("fit", "--run", run, "--ckpt_path", "last") == 0
     rows = next(run.rglob("metrics.csv")).read_text(encoding="utf-8").splitlines()

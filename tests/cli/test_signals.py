@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvpath.cli import running
 from kvpath.errors import UserError
 from kvpath.training.module import LanguageModel
 from kvpath.training.saving import Saving
@@ -151,6 +152,49 @@ def test_another_signal_while_it_leaves_changes_nothing(
     monkeypatch.setattr(Watch, "on_exception", told_again, raising=False)
     assert kvpath("fit", "-c", config, "--run", tmp_path / "run") == 75
     assert saves == [2]
+
+
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_before_training_there_is_nothing_to_save(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    rank: int,
+) -> None:
+    run, prepare = tmp_path / "run", running.prepare_fit
+
+    def told(argv: list[str]) -> list[str]:
+        os.kill(os.getpid(), number)
+        return prepare(argv)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "prepare_fit", told)
+        patch.setenv("RANK", str(rank))
+        with pytest.raises(SystemExit) as ended:
+            kvpath("fit", "-c", config, "--run", run)
+    assert ended.value.code == (0 if rank else 75)
+    said = f"{number.name}: stopped where there was nothing to save\n"
+    assert capfd.readouterr().err == ("" if rank else said)
+    assert not run.exists()
+    assert signal.getsignal(number) is signal.SIG_DFL
+    assert kvpath("fit", "-c", config, "--run", run) == 0
+
+
+def test_signals_that_the_user_names_are_left_alone_before_training(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, found = running.prepare_fit, []
+
+    def look(argv: list[str]) -> list[str]:
+        found.extend(signal.getsignal(number) for number in STOPS)
+        return prepare(argv)
+
+    monkeypatch.setattr(running, "prepare_fit", look)
+    assert kvpath("fit", "-c", config, "--run", tmp_path / "run", "--stop_on", "[]") == 0
+    assert found == [signal.SIG_DFL, signal.SIG_DFL]
 
 
 def test_in_the_last_step_the_run_is_done(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

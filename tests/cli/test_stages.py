@@ -189,7 +189,7 @@ def test_weights_of_another_shape_are_refused_by_name(trained: Path, capsys: pyt
     capsys.readouterr()
     assert next_stage(trained, "--model.backbone.d_ff=20") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kvpath: error: ")]
-    assert "the checkpoint is of another model: " in line
+    assert "last.ckpt is of another model: " in line
     assert "model.blocks.0.mlp.w_gate.weight is (24, 16) in the checkpoint, (20, 16) in this model" in line
     assert not (trained.parent / "next" / "config.yaml").exists()
 

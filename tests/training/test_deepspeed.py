@@ -1,11 +1,7 @@
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +12,12 @@ from kvpath.errors import UserError
 from kvpath.inference.load import load
 from kvpath.training.bad_batch import BadBatch
 from kvpath.training.deepspeed import mistakes, strategy
-from kvpath.training.deepspeed.directory import ShardedCheckpoint, Sharding, is_sharded, refuse_other_sharding
+from kvpath.training.deepspeed.directory import is_sharded
 from kvpath.training.stored_config import Damaged, read_checkpoint
 from tests.cases import SHIPPED
-from tests.nodes import free_port
 from tests.runs import kvpath, write_config
 from tests.training import zero_ranks
-from tests.training.zero_ranks import Plan
-
-CHECKOUT = Path(__file__).parent.parent.parent
+from tests.training.zero_ranks import Plan, on_ranks
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
@@ -51,31 +44,6 @@ OTHERS_RESUMED = [
     Plan("concat-some", "zero2", precision="bf16-mixed", what="resume"),
     Plan("concat-some", "zero3", precision="bf16-mixed", what="resume"),
 ]
-
-
-def on_ranks(plans: Sequence[Plan], corpus: Path, out: Path, ranks: int = 2) -> dict[str, Any]:
-    """What all plans report."""
-    (out / "plans.json").write_text(json.dumps([asdict(plan) for plan in plans]))
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
-    shared |= {"PYTHONPATH": str(CHECKOUT), "DS_ACCELERATOR": "cpu"}
-    said = [out / f"rank{rank}.txt" for rank in range(ranks)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, zero_ranks.__file__, str(corpus), str(out)],
-            env={**os.environ, **shared, "LOCAL_RANK": str(rank), "RANK": str(rank)},
-            stdout=said[rank].open("w"),  # a pipe that nobody reads would stop a rank
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        codes = [process.wait(timeout=1200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0] * ranks, [file.read_text()[-2000:] for file in said]
-    reports: dict[str, Any] = json.loads((out / "reports.json").read_text())
-    return reports
 
 
 @pytest.fixture(scope="module")
@@ -219,21 +187,6 @@ def test_a_damaged_directory_is_named(directory: Path, part: str, fault: str, tm
     assert is_sharded(copy)
     with pytest.raises(Damaged, match=str(copy)):
         read_checkpoint(copy)
-
-
-@needs_deepspeed
-def test_another_sharding_is_refused_by_both_names(directory: Path, tmp_path: Path) -> None:
-    now = ShardedCheckpoint.open(directory).sharding
-    refuse_other_sharding(directory, now)
-    with pytest.raises(
-        UserError, match=f"2 ranks with ZeRO stage {now.stage} in fp32.*4 ranks.*--init_from {directory}"
-    ):
-        refuse_other_sharding(directory, replace(now, ranks=4))
-    with pytest.raises(UserError, match="this run has no ZeRO"):
-        refuse_other_sharding(directory, None)
-    (tmp_path / "last.ckpt").touch()
-    with pytest.raises(UserError, match="a run without ZeRO, and this run has 1 rank with ZeRO stage 1 in bf16"):
-        refuse_other_sharding(tmp_path / "last.ckpt", Sharding(1, 1, bf16=True))
 
 
 @needs_deepspeed

@@ -1,6 +1,8 @@
 import socket
+import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +11,24 @@ from torch.distributed import DistNetworkError, DistStoreError
 from kvpath.errors import UserError
 from kvpath.training import meeting
 from kvpath.training.deepspeed.strategy import ZeRO
-from tests.nodes import free_port
+from tests.nodes import Node, all_gone, free_port
 from tests.runs import kvpath
 
 SOON = timedelta(seconds=1)
+
+LEAVES_WHILE_SENDING = """
+import atexit
+import torch
+from torch import distributed
+from kvpath.training.meeting import leave_the_others
+
+distributed.init_process_group("gloo")
+atexit.register(leave_the_others)
+held = distributed.new_group()
+for _ in range(100):
+    for group in (held, distributed.group.WORLD):
+        distributed.all_reduce(torch.ones(10), group=group, async_op=True)
+"""
 
 
 @pytest.fixture
@@ -79,3 +95,17 @@ def test_a_timeout_is_positive(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["-c", "demo/base", "-c", "demo/gqa", "-c", "hardware/ddp", "--trainer.strategy.timeout_minutes", "-1"]
     assert kvpath("fit", *argv, "--run", "nowhere") == 2
     assert "trainer.strategy DDP: timeout_minutes must be positive, got -1.0" in capsys.readouterr().err
+
+
+def test_a_rank_that_ends_while_somebody_holds_its_group_ends_well(tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [
+        Node(
+            tmp_path / f"{rank}.txt",
+            [sys.executable, "-c", LEAVES_WHILE_SENDING],
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank},
+        )
+        for rank in range(2)
+    ]
+    with all_gone(*ranks):
+        assert [rank.ended() for rank in ranks] == [0, 0], [rank.said for rank in ranks]

@@ -164,11 +164,16 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Path) -> No
 
 def test_shapes_that_differ_are_listed() -> None:
     ours = {"a": (2, 3), "b": (1,), "c": (4,)}
-    theirs = {"a": torch.zeros(2, 4), "c": torch.zeros(4), "d": torch.zeros(1)}
+    theirs = {"a": (2, 4), "c": (4,), "d": (1,)}
     with pytest.raises(UserError) as caught:
-        check_shapes(ours, theirs)
-    for part in ("b is missing", "d is not in this model", "a is (2, 4) in the checkpoint, (2, 3) in this model"):
+        check_shapes(ours, theirs, "a.ckpt")
+    for part in (
+        "a.ckpt is of another model",
+        "b is missing",
+        "d is not in this model",
+        "a is (2, 4) in the checkpoint, (2, 3) in this model",
+    ):
         assert part in str(caught.value)
     with pytest.raises(UserError, match=r"and 3 more"):
-        check_shapes({f"w{i}": (1,) for i in range(8)}, {})
-    check_shapes({"a": (1,)}, {"a": torch.zeros(1)})
+        check_shapes({f"w{i}": (1,) for i in range(8)}, {}, "a.ckpt")
+    check_shapes({"a": (1,)}, {"a": (1,)}, "a.ckpt")

@@ -1,10 +1,13 @@
-"""What the tests of ZeRO run on two ranks, started as a script: it reports as JSON."""
+"""What the tests of ZeRO run on two ranks or so, started as a script: it reports as JSON."""
 
 import faulthandler
 import json
 import math
+import os
+import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +19,12 @@ from kvpath.data import TokenizerConfig
 from kvpath.errors import UserError
 from kvpath.training import OptimizerConfig
 from kvpath.training.deepspeed.strategy import ZeRO
+from kvpath.training.meeting import DDP
 from kvpath.training.saving import Saving
 from kvpath.training.spikes import Action, Spikes
 from kvpath.training.stored_config import read_checkpoint
 from tests.cases import CASES
+from tests.nodes import CHECKOUT, free_port
 from tests.training.toys import Record, Uneven, toy_backbone, toy_data, toy_module, toy_trainer
 
 STEPS, NOT_TAKEN = 6, 3
@@ -42,13 +47,15 @@ class Plan:
     precision: str = "32-true"
     what: str = "train"
     """train: one step is not taken. back: one goes back to a checkpoint. skip and stop: what is done about a gradient
-    of the last rank that is no number. resume: compared with an unbroken run."""
+    of the last rank that is no number. resume: compared with an unbroken run. save: from `checkpoint`, if any, on."""
 
     stream: bool = False
     """Tokenise on the fly."""
 
+    checkpoint: str | None = None
+
     def __str__(self) -> str:
-        return "-".join(str(value) for value in asdict(self).values())
+        return "-".join(str(value) for name, value in asdict(self).items() if name != "checkpoint")
 
 
 class Jump(Spikes):
@@ -74,10 +81,12 @@ class Poison(Callback):
             self._hook = None
 
 
-def strategy_of(name: str) -> str | ZeRO:
-    """Lightning's own by its name, else ZeRO with buckets that the parameters do not fit into."""
-    if not name.startswith("zero"):
+def strategy_of(name: str) -> str | DDP | ZeRO:
+    """As the pieces of `hardware/` have it, but ZeRO with buckets that the parameters do not fit into."""
+    if name == "auto":
         return name
+    if name == "ddp":
+        return DDP()
     stage, offload = int(name[4]), "+offload" in name
     return ZeRO(
         stage=stage,  # type: ignore[arg-type]
@@ -128,6 +137,9 @@ def run(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str, Any]:
         return fit(plan, corpus, ranks=ranks)
     if plan.what in ("skip", "stop"):
         return fit_poisoned(plan, corpus, folder, ranks)
+    if plan.what == "save":
+        saving = Saving(folder, "2 steps")
+        return fit(plan, corpus, saving, ranks=ranks, ckpt_path=plan.checkpoint, weights_only=True)
     unbroken = fit(plan, corpus, Saving(folder / "unbroken", "2 steps"), ranks=ranks)
     broken = fit(plan, corpus, Saving(folder / "broken", "2 steps"), ranks=ranks, max_steps=3)
     last = folder / "broken" / "last.ckpt"
@@ -157,12 +169,37 @@ def fit_poisoned(plan: Plan, corpus: Path, folder: Path, ranks: int) -> dict[str
     return {**report, "of_ranks": of_ranks}
 
 
+def on_ranks(plans: Sequence[Plan], corpus: Path, out: Path, ranks: int = 2) -> dict[str, Any]:
+    """What all plans report."""
+    (out / "plans.json").write_text(json.dumps([asdict(plan) for plan in plans]))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+    shared |= {"PYTHONPATH": str(CHECKOUT), "DS_ACCELERATOR": "cpu"}
+    said = [out / f"rank{rank}.txt" for rank in range(ranks)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(corpus), str(out)],
+            env={**os.environ, **shared, "LOCAL_RANK": str(rank), "RANK": str(rank)},
+            stdout=said[rank].open("w"),  # a pipe that nobody reads would stop a rank
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [process.wait(timeout=1200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * ranks, [file.read_text()[-2000:] for file in said]
+    reports: dict[str, Any] = json.loads((out / "reports.json").read_text())
+    return reports
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed calls what torch is about to rename
-    corpus, out = Path(sys.argv[1]), Path(sys.argv[2])
+    corpus, out, ranks = Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ["WORLD_SIZE"])
     reports = {}
     for plan in [Plan(**values) for values in json.loads((out / "plans.json").read_text())]:
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
-        reports[str(plan)] = run(plan, corpus, out / str(plan), ranks=2)
+        reports[str(plan)] = run(plan, corpus, out / str(plan), ranks=ranks)
     if torch.distributed.get_rank() == 0:
         (out / "reports.json").write_text(json.dumps(reports))

@@ -12,18 +12,21 @@ The names of the last begin with `bf16_` if the pass was in bfloat16. A file `la
 import math
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from kvpath.errors import UserError
-
 TAG, LATEST = "checkpoint", "latest"
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 _OF_DEEPSPEED = """
 module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments lr_scheduler
@@ -43,6 +46,17 @@ class Sharding:
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
         return f"{ranks} with ZeRO stage {self.stage} in {'bf16' if self.bf16 else 'fp32'}"
+
+
+class _Keys(NamedTuple):
+    """Under what a file of a rank's part holds it."""
+
+    weights: str
+    states: str
+
+
+_STAGES_1_AND_2 = _Keys("single_partition_of_fp32_groups", "base_optimizer_state")
+_STAGE_3 = _Keys("fp32_flat_groups", "optimizer_state_dict")
 
 
 class ShardedCheckpoint:
@@ -94,29 +108,48 @@ class ShardedCheckpoint:
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """The weights in float32, under the names of the module's `state_dict`."""
-        return _Whole(self)
+        return _Lazy(self.shapes, self.whole)
 
-    def whole(self, name: str) -> Tensor:
-        """One weight, put together from the parts of all ranks."""
+    @property
+    def optimizer_states(self) -> list[dict[str, Any]]:
+        """What an optimizer of whole parameters would have stored: moments by the place of the parameter."""
+        names = [list(shapes) for shapes in self._states["param_shapes"]]
+        stored, places = self._optimizers[0][self._keys.states], count()
+        groups = [
+            {**group, "params": [next(places) for _ in own]}
+            for group, own in zip(stored["param_groups"], names, strict=True)
+        ]
+        in_order = [name for own in names for name in own]
+        first: dict[str, Any] = next(iter(stored["state"].values()), {})
+
+        def state(place: int) -> dict[str, Any]:
+            name = in_order[place]
+            # A moment is a vector; the count of steps is a number, and each parameter's own: it is added to in place.
+            return {
+                key: self.whole(name, key) if torch.as_tensor(value).dim() else deepcopy(value)
+                for key, value in first.items()
+            }
+
+        return [{"state": _Lazy(range(len(in_order)), state), "param_groups": groups}]
+
+    def whole(self, name: str, moment: str | None = None) -> Tensor:
+        """One weight, or that of its moments which is named, put together from the parts of all ranks."""
         shape = self.shapes[name]
-        name = self._tied.get(name, name)
-        cut = self._cut_by_parameter if self.sharding.stage == 3 else self._cut_by_group
-        return cut(name, math.prod(shape)).view(shape)
-
-    def _cut_by_parameter(self, name: str, size: int) -> Tensor:
-        """Stage 3: of every parameter each rank has an equal part, the last one padded; one after the other."""
-        start, part = self._offsets[name], math.ceil(size / self.sharding.ranks)
-        return torch.cat([flat[start : start + part] for (flat,) in self._flat])[:size]
-
-    def _cut_by_group(self, name: str, size: int) -> Tensor:
-        """Stages 1 and 2: the parameters of a group one after the other, cut into one part for each rank."""
+        name, size = self._tied.get(name, name), math.prod(shape)
+        start, ranks = self._offsets[name], [self._flat(part, moment) for part in self._optimizers]
+        if self.sharding.stage == 3:
+            # Of every parameter each rank has an equal part, the last one padded; one after the other.
+            part = math.ceil(size / self.sharding.ranks)
+            return torch.cat([_between(flat, start, start + part) for flat in ranks])[:size].view(shape)
+        # The parameters of a group one after the other, cut into one part for each rank.
         group = next(i for i, shapes in enumerate(self._states["param_shapes"]) if name in shapes)
-        found, start = [], self._offsets[name]
-        for parts in self._flat:
-            found.append(parts[group][start : start + size])
-            size -= len(found[-1])
-            start = max(0, start - len(parts[group]))
-        return torch.cat(found)
+        return _between([flat[group] for flat in ranks], start, start + size).view(shape)
+
+    def _flat(self, part: dict[str, Any], moment: str | None) -> list[Tensor]:
+        """Of what a rank has, the weights or one of their moments: a vector for each group."""
+        if moment is None:
+            return [flat.detach() for flat in part[self._keys.weights]]
+        return [state[moment] for _, state in sorted(part[self._keys.states]["state"].items())]
 
     @cached_property
     def _offsets(self) -> dict[str, int]:
@@ -149,12 +182,9 @@ class ShardedCheckpoint:
     def _paddings(self) -> list[list[int]] | None:
         return None if self.sharding.stage == 3 else self._optimizers[0].get("param_alignment_paddings")
 
-    @cached_property
-    def _flat(self) -> list[list[Tensor]]:
-        """Each rank's weights: one vector a group; with stage 3 one of all."""
-        if self.sharding.stage == 3:
-            return [[torch.cat([flat.detach() for flat in part["fp32_flat_groups"]])] for part in self._optimizers]
-        return [[flat.detach() for flat in part["single_partition_of_fp32_groups"]] for part in self._optimizers]
+    @property
+    def _keys(self) -> "_Keys":
+        return _STAGE_3 if self.sharding.stage == 3 else _STAGES_1_AND_2
 
     def _load(self, name: str) -> dict[str, Any]:
         loaded = torch.load(self.path / TAG / name, weights_only=True, map_location="cpu", mmap=True)
@@ -163,43 +193,34 @@ class ShardedCheckpoint:
         return loaded
 
 
-class _Whole(Mapping[str, Tensor]):
-    def __init__(self, checkpoint: ShardedCheckpoint) -> None:
-        self._checkpoint = checkpoint
+class _Lazy(Mapping[Key, Value]):
+    """Values that are made when they are asked for."""
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._checkpoint.whole(name)
+    def __init__(self, keys: Collection[Key], make: Callable[[Key], Value]) -> None:
+        self._keys, self._make = keys, make
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checkpoint.shapes)
+    def __getitem__(self, key: Key) -> Value:
+        return self._make(key)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self._checkpoint.shapes)
+        return len(self._keys)
+
+
+def _between(vectors: Iterable[Tensor], start: int, stop: int) -> Tensor:
+    """What lies from `start` to `stop` of vectors that follow one another."""
+    found = []
+    for vector in vectors:
+        found.append(vector[max(0, start) : max(0, stop)])
+        start, stop = start - len(vector), stop - len(vector)
+    return torch.cat(found)
 
 
 def is_sharded(path: Path) -> bool:
     """Whether a path is such a directory, whole or not."""
     return (path / TAG).is_dir()
-
-
-def refuse_other_sharding(path: Path, now: Sharding | None) -> None:
-    """Refuse to resume what was saved by another number of ranks, at another stage, or in another precision.
-
-    Args:
-        path: A checkpoint, a file or a directory.
-        now: How this run shares out its state; None if it does not.
-
-    Raises:
-        Damaged: it cannot be read.
-        UserError: naming both, and what can be done instead.
-    """
-    then = ShardedCheckpoint.open(path).sharding if is_sharded(path) else None
-    if then != now:
-        raise UserError(
-            f"ckpt_path {path} was saved by {then or 'a run without ZeRO'}, and this run has {now or 'no ZeRO'}: resume"
-            f" as it was saved (trainer.strategy, devices, num_nodes, precision), or start a new run from its weights"
-            f" with --init_from {path}, which any strategy can"
-        )
 
 
 def _states_of(rank: int) -> str:

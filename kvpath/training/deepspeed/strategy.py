@@ -15,12 +15,17 @@ from torch.nn import Module
 
 from kvpath.errors import UserError
 from kvpath.pieces import merged
-from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, refuse_other_sharding
+from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, is_sharded
 from kvpath.training.deepspeed.mistakes import check_can_be_sharded, check_fields
 from kvpath.training.deepspeed.stepping import EngineStepping
+from kvpath.training.deepspeed.taking import take
 from kvpath.training.meeting import MeetsInTime
-from kvpath.training.module import check_shapes
+from kvpath.training.module import check_shapes, shapes_of
+from kvpath.training.stored_config import read_checkpoint
 from kvpath.training.whole_files import remove, write_whole
+
+WHOLE = ("state_dict", "optimizer_states")
+"""What of a checkpoint no rank holds whole."""
 
 
 class ZeRO(MeetsInTime, DeepSpeedStrategy):
@@ -134,7 +139,7 @@ class ZeRO(MeetsInTime, DeepSpeedStrategy):
         if self.is_global_zero:
             files.fault = _fault_of(lambda: _make_anew(path))
         self._raise_together(files.fault, path)
-        state = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        state = {key: value for key, value in checkpoint.items() if key not in WHOLE}
         self.deepspeed_engine.save_checkpoint(str(path), tag=TAG, client_state=state, save_latest=False)
         self._raise_together(files.fault, path)
         if self.is_global_zero:
@@ -142,23 +147,27 @@ class ZeRO(MeetsInTime, DeepSpeedStrategy):
         self._raise_together(files.fault, path)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Take weights, moments and the state of the Trainer from what as many ranks saved at the same stage.
+        """Take weights, moments and the state of the Trainer from a checkpoint of any strategy and number of ranks.
+
+        Where this run shares its state out as the one that saved it, DeepSpeed reads it, and it goes on bit for bit.
 
         Raises:
-            UserError: it was saved otherwise, is incomplete, or of another model.
+            UserError: it is incomplete, or of another model.
         """
         path = Path(checkpoint_path)
-        refuse_other_sharding(path, self.sharding)
         assert self.lightning_module is not None
-        theirs = ShardedCheckpoint.open(path).shapes.items()
-        check_shapes(
-            shapes_of(self.lightning_module), {name: torch.empty(shape, device="meta") for name, shape in theirs}
-        )
-        return super().load_checkpoint(path, weights_only)
+        sharded = ShardedCheckpoint.open(path) if is_sharded(path) else None
+        stored = read_checkpoint(path)
+        theirs = sharded.shapes if sharded is not None else shapes_of(stored["state_dict"])
+        check_shapes(whole_shapes_of(self.lightning_module), theirs, path)
+        if sharded is not None and sharded.sharding == self.sharding:
+            return super().load_checkpoint(path, weights_only)
+        take(self.deepspeed_engine, stored, self._in_order)
+        return {key: value for key, value in stored.items() if key not in WHOLE}
 
     def go_back_to(self, path: Path) -> None:
         """Take weights and moments from a checkpoint of this very run."""
-        self.deepspeed_engine.load_checkpoint(str(path), load_lr_scheduler_states=False)
+        self.load_checkpoint(path)
 
     def _raise_together(self, fault: OSError | None, path: Path) -> None:
         number = fault.errno if fault is not None and fault.errno is not None else errno.EIO if fault is not None else 0
@@ -185,10 +194,13 @@ class ZeRO(MeetsInTime, DeepSpeedStrategy):
     def _init_optimizers(self) -> Any:
         optimizer, scheduler = super()._init_optimizers()
         check_can_be_sharded(optimizer, self.stage)
+        assert self.lightning_module is not None
+        names = {id(parameter): name for name, parameter in self.lightning_module.named_parameters()}
+        self._in_order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
         return optimizer, scheduler
 
 
-def shapes_of(module: Module) -> dict[str, tuple[int, ...]]:
+def whole_shapes_of(module: Module) -> dict[str, tuple[int, ...]]:
     """The shape of every weight, tied ones too, whatever part of it this rank has."""
     named = module.named_parameters(remove_duplicate=False)
     return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in named}
