@@ -51,8 +51,9 @@ def _begin(worker: int) -> None:
     """What a process that reads ahead must not have from the one that forked it, or share with it."""
     # The tokenizer's threads stayed behind, and would be waited for for ever.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # A scheduler tells all processes to end: this one does when the run has saved, and is gone.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A scheduler tells all processes to end, and a terminal too: this one does when the run is gone.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def dead_worker(error: RuntimeError) -> UserError | None:

@@ -18,11 +18,19 @@ class _Interrupted:
         signal.raise_signal(signal.SIGINT)
 
 
-class InterruptInADestructor(Callback):
+class Interrupt(Callback):
+    """Ctrl-C in the first step."""
+
+    def __init__(self, times: int = 1, in_a_destructor: bool = False) -> None:
+        self.times, self.in_a_destructor = times, in_a_destructor
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 1:
+        if trainer.global_step == 1 and self.in_a_destructor:
             lost = _Interrupted()
             del lost
+        elif trainer.global_step == 1:
+            for _time in range(self.times):
+                signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +42,25 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_python_lost_ends_the_run_at_the_next_batch(corpus: Path) -> None:
+@pytest.mark.parametrize("python_loses_it", [True, False])
+def test_an_interrupt_that_python_would_lose_ends_the_run_at_the_next_batch(
+    corpus: Path, python_loses_it: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     record = Record()
     with pytest.raises(SystemExit) as ended:
-        toy_trainer(record, InterruptInADestructor(), Interrupts()).fit(toy_module(), toy_data(corpus))
+        toy_trainer(record, Interrupt(in_a_destructor=python_loses_it), Interrupts()).fit(
+            toy_module(), toy_data(corpus)
+        )
     assert len(record.losses) == 1
+    assert by_interrupt(ended.value)
+    assert "Ctrl-C: stops before the next batch; once more, at once" in capfd.readouterr().err
+
+
+def test_a_second_one_ends_the_run_at_once(corpus: Path) -> None:
+    record = Record()
+    with pytest.raises(SystemExit) as ended:
+        toy_trainer(Interrupt(times=2), record, Interrupts()).fit(toy_module(), toy_data(corpus))
+    assert not record.losses
     assert by_interrupt(ended.value)
 
 
