@@ -39,6 +39,9 @@ TOLERANCE = 0.1
 LARGE = ("vocab_size=8192", "d_model=1024", "n_layers=16", "d_ff=4352")
 WIDE = ("vocab_size=16384", "d_model=1536", "n_layers=8", "d_ff=6144")
 DEEP = ("vocab_size=4096", "d_model=768", "n_layers=32", "d_ff=2816")
+NARROW = ("vocab_size=12288", "d_model=640", "n_layers=10", "d_ff=1792")
+SLIM = ("vocab_size=6144", "d_model=448", "n_layers=14", "d_ff=1216")
+SHORT = ("vocab_size=24576", "d_model=896", "n_layers=5", "d_ff=2496")
 SMALL = ("vocab_size=64", "d_model=32", "n_layers=4", "d_ff=64")
 
 
@@ -56,10 +59,18 @@ class Case:
     accumulation: int = 1
     checkpointing: bool = False
     bucket_elements: int = 20_000_000
+    offload: tuple[str, ...] = ()
+    """Of optimizer, parameters: what lies in the memory of the host."""
 
     @property
     def name(self) -> str:
-        how = f"ZeRO {self.stage}" if self.stage else "DDP" if self.ranks > 1 else "single"
+        how = (
+            f"ZeRO {self.stage}{' offload' * bool(self.offload)}"
+            if self.stage
+            else "DDP"
+            if self.ranks > 1
+            else "single"
+        )
         blocks = "again" if self.checkpointing else "kept"
         step = f"{self.accumulation} x {self.micro_batch} x {self.seq_len}"
         return f"{self.attention} {how} {self.precision} {step} {blocks}"
@@ -72,7 +83,12 @@ class Case:
     @property
     def sharing(self) -> Sharing:
         """How the ranks share it out."""
-        return Sharing(self.ranks, self.stage, self.precision, bucket_elements=self.bucket_elements)
+        return Sharing(self.ranks, self.stage, self.precision, **self.fields)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the strategy, beside its stage."""
+        return {"bucket_elements": self.bucket_elements, **{f"offload_{what}": True for what in self.offload}}
 
 
 CASES = (
@@ -88,6 +104,20 @@ CASES = (
     Case("kvpath_concat", DEEP, 2, 2, "bf16-mixed", 1, 48),
     Case("kvpath_concat", LARGE, 2, 3, "32-true", 1, 384),
     Case("mha", WIDE, 2, 3, "32-true", 2, 256, checkpointing=True),
+    # Activations are most of these.
+    Case("gqa", NARROW, 1, 0, "32-true", 2, 2048),
+    Case("gqa", SLIM, 1, 0, "32-true", 3, 4096, checkpointing=True),
+    Case("kvpath_concat", SLIM, 1, 0, "32-true", 1, 3072),
+    Case("kvpath_mla", SLIM, 1, 0, "32-true", 2, 2560),
+    Case("kvpath_residual", SHORT, 1, 0, "bf16-mixed", 3, 2048),
+    Case("kvpath_rolling", SLIM, 2, 0, "bf16-mixed", 1, 2304),
+    Case("gqa", SHORT, 2, 0, "bf16-mixed", 1, 48),
+    Case("mla", NARROW, 2, 1, "bf16-mixed", 1, 3584),
+    Case("gqa", NARROW, 2, 2, "bf16-mixed", 1, 3328),
+    Case("kvpath_concat", SLIM, 2, 2, "bf16-mixed", 1, 2176, accumulation=2),
+    Case("kvpath_concat", SHORT, 2, 2, "bf16-mixed", 1, 2816, offload=("optimizer",)),
+    Case("kvpath_residual", NARROW, 2, 3, "bf16-mixed", 1, 2560),
+    Case("kvpath_mla", NARROW, 2, 3, "bf16-mixed", 1, 2048, offload=("optimizer", "parameters")),
 )
 
 
@@ -138,7 +168,7 @@ def strategy(case: Case) -> Any:
         return DDP() if case.ranks > 1 else "auto"
     from kvpath.training.deepspeed.strategy import ZeRO
 
-    return ZeRO(stage=case.stage, bucket_elements=case.bucket_elements)  # type: ignore[arg-type]
+    return ZeRO(stage=case.stage, **case.fields)  # type: ignore[arg-type]
 
 
 def plan(case: Case, small: bool) -> tuple[int, Memory]:
@@ -201,6 +231,7 @@ def compared(case: Case, small: bool, say: Callable[[str], None]) -> dict[str, A
     return {
         "case": case.name,
         "parameters": parameters,
+        "activations": f"{memory.activations / planned:.0%}",
         "planned_gb": round(planned / 1e9, 4),
         "measured_gb": round(measured / 1e9, 4),
         "planned_over_measured": round(planned / measured, 4),

@@ -1,10 +1,10 @@
 """What a run needs of machines: memory of a rank by part, the micro-batch to use, time, and the size of checkpoints."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvpath.analysis.audit import audit
+from kvpath.analysis.audit import audit, on_meta
 from kvpath.analysis.sharing import Memory, Sharing
 from kvpath.analysis.training_memory import pass_bytes
 from kvpath.data.budget import Budget, Plan
@@ -55,11 +55,20 @@ class Machine:
         """Devices in all."""
         return self.nodes * self.devices
 
+    @property
+    def room(self) -> int:
+        """Bytes of a device that tensors can have."""
+        return self.memory - self.reserve
+
     def tokens_per_second_of(self, training_flops: float) -> float | None:
         """What one device trains of a model with so many FLOPs a token; None if nothing was stated."""
         if self.tokens_per_second is not None or self.peak_flops is None:
             return self.tokens_per_second
         return self.peak_flops * self.utilisation / training_flops
+
+
+CHECKPOINTS_KEPT = 3
+"""last, previous and best; while one is written, there is one more."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class StagePlan:
         options: the largest micro-batch that fits with blocks kept, and with them run again; one sequence if none does.
         fits: whether `best` does.
         tokens_per_second: of all devices; None if no rate was stated.
-        checkpoint: bytes of all files of one; a run keeps up to three.
+        checkpoint: bytes of all files of one.
     """
 
     name: str
@@ -95,6 +104,44 @@ class StagePlan:
     def device_hours(self) -> float | None:
         """Hours of all devices together."""
         return None if self.seconds is None else self.seconds / 3600 * self.plan.world_size
+
+    @property
+    def disk(self) -> int:
+        """Bytes of all checkpoints at most: while one is written."""
+        return (CHECKPOINTS_KEPT + 1) * self.checkpoint
+
+
+@dataclass(frozen=True)
+class Total:
+    """Stages one after another.
+
+    Args:
+        tokens: of all.
+        seconds: on all devices; None if no rate was stated.
+        device_hours: hours of all devices together; None with `seconds`.
+        disk: bytes of all checkpoints at most, those of earlier stages being kept.
+    """
+
+    tokens: int
+    seconds: float | None
+    device_hours: float | None
+    disk: int
+
+    @classmethod
+    def of(cls, stages: Sequence[StagePlan]) -> "Total":
+        """The sums."""
+        sizes = [stage.checkpoint for stage in stages]
+        return cls(
+            tokens=sum(stage.plan.tokens for stage in stages),
+            seconds=_sum(stage.seconds for stage in stages),
+            device_hours=_sum(stage.device_hours for stage in stages),
+            disk=CHECKPOINTS_KEPT * sum(sizes) + max(sizes),
+        )
+
+
+def _sum(amounts: Iterable[float | None]) -> float | None:
+    known = list(amounts)
+    return None if None in known else sum(amount for amount in known if amount is not None)
 
 
 def memory_of(
@@ -127,7 +174,8 @@ def memory_of(
         gradients_held=sharing.gradients_held(accumulation),
         exchange=sharing.exchange(parameters),
     )
-    return sharing.memory(parameters, passes, micro_batch, accumulation, checkpointing)
+    largest = max(parameter.numel() for parameter in on_meta(config).parameters())
+    return sharing.memory(parameters, largest, passes, micro_batch, accumulation, checkpointing)
 
 
 def plan_stage(
@@ -148,7 +196,6 @@ def plan_stage(
     """
     whole = replace(budget, micro_batch=1).plan(seq_len, machine.ranks)
     counted = audit(config, seq_len, name)
-    room = machine.memory - machine.reserve
 
     @cache
     def memory(micro_batch: int, checkpointing: bool) -> Memory:
@@ -156,8 +203,8 @@ def plan_stage(
         return memory_of(config, counted.parameters, sharing, micro_batch, seq_len, accumulation, checkpointing)
 
     micro_batches = [m for m in range(1, whole.sequences_per_rank + 1) if whole.sequences_per_rank % m == 0]
-    options = tuple(_largest(lambda m: memory(m, again), micro_batches, room) for again in (False, True))  # noqa: B023
-    best = next((option for option in options if option.total <= room), options[-1])
+    options = tuple(_largest(lambda m: memory(m, again), micro_batches, machine.room) for again in (False, True))  # noqa: B023
+    best = next((option for option in options if option.total <= machine.room), options[-1])
     plan = replace(budget, micro_batch=best.micro_batch).plan(seq_len, machine.ranks)
     rate = machine.tokens_per_second_of(counted.training_flops_per_token)
     if rate is not None and machine.tokens_per_second is None and best.checkpointing:
@@ -168,7 +215,7 @@ def plan_stage(
         plan=plan,
         best=best,
         options=options,
-        fits=best.total <= room,
+        fits=best.total <= machine.room,
         tokens_per_second=None if rate is None else rate * machine.ranks,
         checkpoint=sharing.checkpoint_bytes(counted.parameters),
     )

@@ -16,15 +16,23 @@ from kvpath.model.loss import LossSums
 
 @dataclass(frozen=True)
 class Exchange:
-    """Gradients leave in buckets: a rank makes room for its part of them when the first bucket is full (ZeRO 1 and 2).
+    """Gradients leave in buckets, made with the first gradient; a rank makes room for its part of them when the first
+    bucket is full (ZeRO 1 and 2).
 
     Args:
-        bucket_elements: gradients in a bucket, whose memory is counted elsewhere; one that is larger keeps its own.
+        bucket_elements: gradients in a bucket; one that is larger keeps its own memory.
         part_elements: this rank's part.
+        buckets: how many there are.
     """
 
     bucket_elements: int
     part_elements: int
+    buckets: int
+
+    @property
+    def elements(self) -> int:
+        """Of all buckets."""
+        return self.buckets * self.bucket_elements
 
 
 def pass_bytes(
@@ -52,7 +60,7 @@ def pass_bytes(
         activation_checkpointing: whether blocks are run again in the backward pass instead of kept.
         gradients_held: whether gradients of earlier micro-batches are there, which do not count; else those that the
             pass makes on its way do.
-        exchange: how gradients leave during the backward pass, if they do; this rank's part of them counts.
+        exchange: how gradients leave during the backward pass, if they do; buckets and this rank's part count.
     """
     with FakeTensorMode(), _made_in(weights):
         model = Decoder(config)
@@ -78,13 +86,17 @@ class _Leaving:
 
     exchange: Exchange
     waiting: int = 0
+    buckets: Tensor | None = None
     kept: list[Tensor] = field(default_factory=list)
     large: Tensor | None = None
 
     def __call__(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
         size = parameter.numel()
+        if self.buckets is None:
+            self.buckets = parameter.grad.new_empty(self.exchange.elements)
         if self.waiting + size > self.exchange.bucket_elements:
+            parameter.grad.new_empty(min(self.waiting, self.exchange.bucket_elements))  # what is sent is a copy
             if not self.kept:
                 self.kept.append(parameter.grad.new_empty(self.exchange.part_elements))
             self.waiting, self.large = 0, None

@@ -1,5 +1,6 @@
 """The complete configuration that a `kvpath fit` would store, without running it."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import yaml
@@ -58,13 +59,21 @@ def _decides(key: str, now: Any) -> bool:
 
 
 class _Unrun(KVPathCLI):
-    """Parses, and builds nothing."""
+    """Parses and refuses what `kvpath fit` would, and builds nothing."""
 
     def _set_seed(self) -> None:
         pass
 
-    def before_instantiate_classes(self) -> None:
-        self._settle_widths()
+    def _settle_start(self) -> None:
+        """The run before may not be there yet."""
+
+    def _settle_logger(self) -> None:
+        """Nothing is logged."""
+
+    def _check_strategy(self) -> None:
+        """What is made ready here may run on other machines."""
+        if find_spec("deepspeed") is not None or ".ZeRO" not in str(self.own.trainer.strategy):
+            super()._check_strategy()
 
     def instantiate_classes(self) -> None:
         pass

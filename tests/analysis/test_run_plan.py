@@ -6,7 +6,7 @@ import pytest
 
 from kvpath.analysis import run_plan
 from kvpath.analysis.audit import audit
-from kvpath.analysis.run_plan import Machine, StagePlan, plan_stage
+from kvpath.analysis.run_plan import Machine, StagePlan, Total, plan_stage
 from kvpath.analysis.sharing import Sharing
 from kvpath.analysis.training_memory import pass_bytes
 from kvpath.attention import GQA
@@ -104,3 +104,15 @@ def test_more_ranks_of_zero_hold_less() -> None:
 
     assert total(3, 2) < total(1, 2)
     assert total(3, 3) < total(1, 3)
+
+
+def test_stages_add_up() -> None:
+    timed, untimed = planned(1e12, tokens_per_second=10.0), planned(1e12)
+    total = Total.of([timed, timed])
+    assert total.tokens == 2 * timed.plan.tokens
+    assert timed.seconds
+    assert total.seconds == 2 * timed.seconds
+    assert total.device_hours == pytest.approx(2 * 2 * timed.seconds / 3600)
+    assert timed.disk == 4 * timed.checkpoint
+    assert total.disk == 7 * timed.checkpoint
+    assert Total.of([timed, untimed]).seconds is None

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvpath.analysis.audit import count_parameters
 from kvpath.analysis.live_bytes import LiveBytes
 from kvpath.analysis.training_memory import Exchange, pass_bytes
 from kvpath.attention import GQA
@@ -14,12 +15,12 @@ from tests.cases import SHIPPED, Case
 SCALARS = 64
 """Bytes: here and there a scalar is made by another operation."""
 
-SEQUENCES, LENGTH = 3, 19
+SEQUENCES, LENGTH, LONG = 3, 19, 411
 
 
-def measured(model: Decoder, autocast: torch.dtype | None) -> list[int]:
+def measured(model: Decoder, autocast: torch.dtype | None, length: int = LENGTH) -> list[int]:
     """Of the first micro-batch, and of one after it."""
-    tokens_BT = torch.ones(SEQUENCES, LENGTH, dtype=torch.int64)
+    tokens_BT = torch.ones(SEQUENCES, length, dtype=torch.int64)
     peaks = []
     for _ in range(2):
         # as the Trainer's precision plugin has it
@@ -46,6 +47,16 @@ def test_both_passes_hold_what_they_are_said_to(case: Case) -> None:
         for held in (False, True)
     ]
     assert told == pytest.approx(measured(model, autocast), abs=SCALARS)
+
+
+@pytest.mark.parametrize("case", SHIPPED[::3], ids=str)
+def test_long_sequences_hold_activations_for_the_most_part(case: Case) -> None:
+    again = SHIPPED.index(case) % 2 == 1
+    model = case.decoder(torch.float32).train()
+    model.activation_checkpointing = again
+    told = pass_bytes(model.config, SEQUENCES, LONG, activation_checkpointing=again, gradients_held=True)
+    assert told > 3 * 4 * count_parameters(model)
+    assert told == pytest.approx(measured(model, None, LONG)[1], abs=SCALARS)
 
 
 def test_weights_of_another_dtype() -> None:
@@ -75,10 +86,24 @@ def test_gradients_that_leave_hold_a_part_from_the_first_full_bucket_on(bucket: 
         vocab_size=64, d_model=64, n_layers=4, d_ff=256, attention=GQA(n_heads=2, n_kv_heads=1, head_dim=32)
     )
     kept = pass_bytes(config, 2, 8)
-    without = pass_bytes(config, 2, 8, exchange=Exchange(bucket, 0))
-    part = pass_bytes(config, 2, 8, exchange=Exchange(bucket, 10**6)) - 4 * 10**6
+    without = pass_bytes(config, 2, 8, exchange=Exchange(bucket, 0, buckets=0))
+    part = pass_bytes(config, 2, 8, exchange=Exchange(bucket, 10**6, buckets=0)) - 4 * 10**6
     assert without < 0.6 * kept
     if bucket == 10**9:
         assert part == without - 4 * 10**6  # made by no bucket
     else:
         assert without / 2 < part <= without
+
+
+def test_buckets_are_made_when_logits_are_gone() -> None:
+    config = BackboneConfig(
+        vocab_size=4096, d_model=32, n_layers=2, d_ff=64, attention=GQA(n_heads=2, n_kv_heads=1, head_dim=16)
+    )
+
+    def held(bucket: int) -> int:
+        return pass_bytes(config, 2, 64, exchange=Exchange(bucket, 0, buckets=2))
+
+    logits = 4 * 2 * 64 * 4096
+    assert held(1_000) == held(2_000)
+    assert held(10**6 + 1_000) - held(10**6) == 2 * 4 * 1_000
+    assert held(10**6) - held(1_000) < 2 * 4 * 10**6 - logits / 2
