@@ -1,6 +1,5 @@
 """The complete configuration that a `kvpath fit` would store, without running it."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import yaml
@@ -70,10 +69,8 @@ class _Unrun(KVPathCLI):
     def _settle_logger(self) -> None:
         """Nothing is logged."""
 
-    def _check_strategy(self) -> None:
+    def _check_installed(self) -> None:
         """What is made ready here may run on other machines."""
-        if find_spec("deepspeed") is not None or ".ZeRO" not in str(self.own.trainer.strategy):
-            super()._check_strategy()
 
     def instantiate_classes(self) -> None:
         pass

@@ -190,6 +190,12 @@ class KVPathCLI(LightningCLI):
             from kvpath.training.deepspeed.mistakes import FIELDS, check_fields
 
             check_fields(**{name: strategy.init_args[name] for name in FIELDS})
+            self._check_installed()
+
+    def _check_installed(self) -> None:
+        from kvpath.training.deepspeed.mistakes import check_installed
+
+        check_installed()
 
     def _settle_logger(self) -> None:
         """A logger's `{run}` stands for the run directory."""

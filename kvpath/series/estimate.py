@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from kvpath.analysis.audit import Audit, audit
-from kvpath.analysis.run_plan import Machine
+from kvpath.analysis.run_plan import CHECKPOINTS_KEPT, Machine
 from kvpath.analysis.sharing import Sharing
 from kvpath.config import backbone_from
 from kvpath.data.budget import Budget
@@ -15,10 +15,6 @@ from kvpath.errors import UserError
 from kvpath.series.clock import spoken
 from kvpath.series.jobs import Job
 from kvpath.series.state import Progress
-
-CHECKPOINTS_KEPT = 3
-"""last, previous and best."""
-
 
 @dataclass(frozen=True)
 class Estimate:

@@ -39,8 +39,8 @@ def save_to_disk(content: Any, path: str | Path) -> None:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Give a finished file its name for good, in one step; a folder after the one before it was moved away."""
-    if path.is_dir():
+    """Give a finished file its name for good, in one step; where one is a folder, what has the name is moved away."""
+    if path.exists() and (path.is_dir() or temporary.is_dir()):
         old = path.with_name(f"old-{path.name}{TEMPORARY}")
         path.replace(old)
         temporary.replace(path)

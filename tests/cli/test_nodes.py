@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kvpath.training.stored_config import read_checkpoint
 from tests.nodes import WITHIN, Node, all_gone, by_script, descendants, errors, free_port, rank, wait_for_steps
@@ -21,6 +22,7 @@ from tests.runs import kvpath, metrics_of, write_config
 
 DDP = ["-c", "hardware/ddp", "--trainer.precision", "32-true"]
 ZERO2 = ["-c", "hardware/zero2", "--trainer.precision", "32-true"]
+ZERO3 = ["-c", "hardware/zero3", "--trainer.precision", "32-true"]
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -53,23 +55,28 @@ def assert_same_numbers(run: Path, whole: Path) -> None:
         for name in ("train/loss", "train/gradient_norm", "validation/loss"):
             assert line.get(name, 0.0) == pytest.approx(other.get(name, 0.0), rel=1e-5), (line["step"], name)
         assert line.get("data/stream_hash") == other.get("data/stream_hash")
-    assert sum("train/loss" in line for line in ours) == 6
+    losses = [line["train/loss"] for line in ours if "train/loss" in line]
+    curve = EventAccumulator(str(run / "tb")).Reload().Scalars("train/loss")
+    assert [point.step for point in curve] == list(range(1, 7))
+    assert [point.value for point in curve] == pytest.approx(losses)
     weights = [read_checkpoint(directory / "checkpoints" / "last.ckpt")["state_dict"] for directory in (run, whole)]
     for name, value in weights[1].items():
         torch.testing.assert_close(weights[0][name], value, rtol=1e-4, atol=1e-5)
 
 
-def trained_in_two_attempts(script: str, tmp_path: Path, *argv: str | Path) -> Path:
+def trained_in_two_attempts(
+    script: str, config: Path, tmp_path: Path, hardware: list[str], then: list[str] | None = None
+) -> Path:
     """The run directory of two machines that stopped after the third step and were started again."""
     run = tmp_path / "run"
-    for attempt, more in enumerate([["--trainer.max_steps", "3"], []]):
+    for attempt, more in enumerate([[*hardware, "--trainer.max_steps", "3"], then or hardware]):
         port, files = free_port(), [tmp_path / f"{attempt}-{number}.txt" for number in range(2)]
         variables: dict[str, str] = {}
         if script == "deepspeed":
             (tmp_path / "hosts").write_text("one slots=1\ntwo slots=1\n")
             variables["HOSTFILE"] = str(tmp_path / "hosts")
         nodes = [
-            by_script(script, number, port, files[number], *argv, "--run", run, *more, **variables)
+            by_script(script, number, port, files[number], "-c", config, "--run", run, *more, **variables)
             for number in range(2)
         ]
         with all_gone(*nodes):
@@ -82,15 +89,15 @@ def trained_in_two_attempts(script: str, tmp_path: Path, *argv: str | Path) -> P
 
 @on_linux
 def test_two_nodes_of_torchrun_train_and_resume_as_one_rank_does(config: Path, whole: Path, tmp_path: Path) -> None:
-    assert_same_numbers(trained_in_two_attempts("torchrun", tmp_path, "-c", config, *DDP), whole)
+    assert_same_numbers(trained_in_two_attempts("torchrun", config, tmp_path, DDP), whole)
 
 
 @on_linux
 @needs_deepspeed
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["torchrun", "deepspeed"])
-def test_two_nodes_with_zero_do_so_too(script: str, config: Path, whole: Path, tmp_path: Path) -> None:
-    assert_same_numbers(trained_in_two_attempts(script, tmp_path, "-c", config, *ZERO2), whole)
+@pytest.mark.parametrize(("script", "then"), [("torchrun", ZERO2), ("deepspeed", ZERO2), ("torchrun", ZERO3)])
+def test_two_nodes_with_zero_do_so_too(script: str, then: list[str], config: Path, whole: Path, tmp_path: Path) -> None:
+    assert_same_numbers(trained_in_two_attempts(script, config, tmp_path, ZERO2, then), whole)
 
 
 @on_linux

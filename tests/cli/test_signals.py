@@ -186,7 +186,7 @@ def test_before_training_there_is_nothing_to_save(
 def test_signals_that_the_user_names_are_left_alone_before_training(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, found = running.prepare_fit, []
+    prepare, found = running.prepare_fit, list[object]()
 
     def look(argv: list[str]) -> list[str]:
         found.extend(signal.getsignal(number) for number in STOPS)

@@ -14,10 +14,9 @@ from kvpath.training.bad_batch import BadBatch
 from kvpath.training.deepspeed import mistakes, strategy
 from kvpath.training.deepspeed.directory import is_sharded
 from kvpath.training.stored_config import Damaged, read_checkpoint
-from tests.cases import SHIPPED
 from tests.runs import kvpath, write_config
 from tests.training import zero_ranks
-from tests.training.zero_ranks import Plan, on_ranks
+from tests.training.zero_ranks import EVERY, KINDS, Plan, on_ranks
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
@@ -27,12 +26,7 @@ EQUAL = [
     Plan("concat-some", "zero2", tied=True),
     Plan("concat-some", "zero3", tied=True),
 ]
-EVERY = [
-    Plan(case.name, kind, tied)
-    for case in SHIPPED
-    for tied in (False, True)
-    for kind in ("ddp", "zero1", "zero2", "zero3", "zero2+offload", "zero3+offload")
-]
+BF16 = [Plan("gqa-some", kind, precision="bf16-mixed") for kind in ("ddp", "zero1", "zero2", "zero3+offload")]
 BACK = [Plan("gqa-some", kind, what="back") for kind in ("zero2", "zero3")]
 RESUMED = [Plan("gqa-some", "zero2", tied=True, what="resume"), Plan("concat-some", "zero3", what="resume")]
 STREAMED = Plan("gqa-some", "zero2", what="resume", stream=True)
@@ -53,7 +47,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(corpus: Path, out: Path) -> dict[str, Any]:
-    return on_ranks([*EQUAL, *BACK, *RESUMED, STREAMED, *POISONED], corpus, out)
+    return on_ranks([*EQUAL, *BF16, *BACK, *RESUMED, STREAMED, *POISONED], corpus, out)
 
 
 def assert_as_on_one(plan: Plan, report: dict[str, Any], corpus: Path, folder: Path) -> None:
@@ -70,8 +64,20 @@ def test_ranks_train_as_one_does(plan: Plan, reports: dict[str, Any], corpus: Pa
 
 
 @needs_deepspeed
+@pytest.mark.parametrize("plan", BF16, ids=str)
+def test_ranks_train_in_bf16_as_one_does_in_float32_but_for_its_rounding(
+    plan: Plan, reports: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    alone = zero_ranks.run(replace(plan, strategy="auto", precision="32-true"), corpus, tmp_path / "alone", ranks=1)
+    report = reports[str(plan)]
+    assert report["losses"] != alone["losses"]
+    assert report["losses"] == pytest.approx(alone["losses"], rel=2**-10)
+    assert report["gradient_norms"] == pytest.approx(alone["gradient_norms"], rel=2**-6)
+
+
+@needs_deepspeed
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", dict.fromkeys(plan.strategy for plan in EVERY))
+@pytest.mark.parametrize("kind", KINDS)
 def test_ranks_train_as_one_does_with_every_attention(kind: str, corpus: Path, tmp_path: Path) -> None:
     plans = {str(plan): plan for plan in EVERY if plan.strategy == kind}
     for name, report in on_ranks(list(plans.values()), corpus, tmp_path).items():
@@ -230,6 +236,8 @@ def test_every_wrong_field_is_named() -> None:
             timeout_minutes=0,
             config={"optimizer": {}},
         )
+    with pytest.raises(UserError, match="data_types.grad_accum_dtype with stage 1"):
+        strategy.ZeRO(stage=1, config={"data_types": {"grad_accum_dtype": "fp32"}})
     for field in (
         "stage must be",
         "offload_parameters",

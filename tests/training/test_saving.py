@@ -169,3 +169,13 @@ def test_folders_too(tmp_path: Path) -> None:
     (tmp_path / "last.tmp").mkdir()
     put_in_place(tmp_path / "last.tmp", tmp_path / "last")
     assert names(tmp_path) == ["last", "previous"]
+
+
+def test_a_folder_takes_the_place_of_a_file_and_a_file_that_of_a_folder(tmp_path: Path) -> None:
+    write_whole(tmp_path / "last", "a file")
+    (tmp_path / "last.tmp").mkdir()
+    put_in_place(tmp_path / "last.tmp", tmp_path / "last")
+    assert (tmp_path / "last").is_dir()
+    write_whole(tmp_path / "last", "a file")
+    assert (tmp_path / "last").read_text(encoding="utf-8") == "a file"
+    assert names(tmp_path) == ["last"]

@@ -23,7 +23,7 @@ from kvpath.training.meeting import DDP
 from kvpath.training.saving import Saving
 from kvpath.training.spikes import Action, Spikes
 from kvpath.training.stored_config import read_checkpoint
-from tests.cases import CASES
+from tests.cases import CASES, SHIPPED
 from tests.nodes import CHECKOUT, free_port
 from tests.training.toys import Record, Uneven, toy_backbone, toy_data, toy_module, toy_trainer
 
@@ -56,6 +56,11 @@ class Plan:
 
     def __str__(self) -> str:
         return "-".join(str(value) for name, value in asdict(self).items() if name != "checkpoint")
+
+
+KINDS = ("ddp", "zero1", "zero2", "zero3", "zero2+offload", "zero3+offload")
+EVERY = [Plan(case.name, kind, tied) for case in SHIPPED for tied in (False, True) for kind in KINDS]
+"""Every attention with every strategy of several ranks, the head tied and not."""
 
 
 class Jump(Spikes):

@@ -41,7 +41,7 @@ def check_fields(
     """Refuse what `ZeRO` cannot be made of.
 
     Raises:
-        UserError: naming the field and the value, or how to install DeepSpeed.
+        UserError: naming the field and the value.
     """
     problems = [
         f"stage must be 1, 2 or 3, got {stage}" * (stage not in (1, 2, 3)),
@@ -55,7 +55,20 @@ def check_fields(
             if key in (config or {})
         ),
     ]
+    if stage == 1 and (config or {}).get("data_types", {}).get("grad_accum_dtype") not in (None, "bf16"):
+        problems.append(
+            "config must not hold data_types.grad_accum_dtype with stage 1, which DeepSpeed then leaves for another"
+            " optimizer: stage 2 can"
+        )
     UserError.raise_all(f"trainer.strategy ZeRO: {problem}" for problem in problems if problem)
+
+
+def check_installed() -> None:
+    """Refuse to train without DeepSpeed.
+
+    Raises:
+        UserError: how to install it.
+    """
     if find_spec("deepspeed") is None:
         raise UserError("trainer.strategy ZeRO: DeepSpeed is not installed: pip install 'kvpath[deepspeed]'")
 

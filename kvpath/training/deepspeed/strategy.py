@@ -16,7 +16,7 @@ from torch.nn import Module
 from kvpath.errors import UserError
 from kvpath.pieces import merged
 from kvpath.training.deepspeed.directory import LATEST, TAG, ShardedCheckpoint, Sharding, is_sharded
-from kvpath.training.deepspeed.mistakes import check_can_be_sharded, check_fields
+from kvpath.training.deepspeed.mistakes import check_can_be_sharded, check_fields, check_installed
 from kvpath.training.deepspeed.stepping import EngineStepping
 from kvpath.training.deepspeed.taking import take
 from kvpath.training.meeting import MeetsInTime
@@ -61,6 +61,7 @@ class ZeRO(MeetsInTime, DeepSpeedStrategy):
         """
         config = config or {}
         check_fields(stage, offload_parameters, bucket_elements, live_elements, timeout_minutes, config)
+        check_installed()
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it wonders aloud
         zero: dict[str, Any] = {
