@@ -37,7 +37,53 @@ class PlainErrorParser(LightningArgumentParser):
 
 
 def _one_line(message: str) -> str:
+    """What jsonargparse says of a value, in one line of words; what it says of anything else, in one line."""
+    if (value := _WRONG_VALUE.search(message)) is not None:
+        return f"{value['key']} must be {_spoken(value['kind'])}, got {value['value']}"
+    if (union := _NO_SUCH_VALUE.search(message)) is not None:
+        key, errors = union["key"], [line.strip().removeprefix("- ") for line in union["errors"].splitlines()]
+        kinds = [found[1] for error in errors if (found := _EXPECTED.fullmatch(error)) is not None]
+        said = [error for error in errors if _EXPECTED.fullmatch(error) is None]  # by a parser within, as here
+        if said:
+            return f"{key}{'.' if ' must be ' in said[-1] else ': '}{said[-1]}"
+        if (field := _NESTED.fullmatch(union["value"])) is not None:
+            return f"{key}.{field['key']} cannot be {field['value']}: {key} is nothing that has such a field"
+        return f"{key} must be {' or '.join(map(_spoken, kinds))}, got {union['value']}"
     return re.sub(r"\s+", " ", message).strip()
+
+
+_WRONG_VALUE = re.compile(
+    r"^Parser key \"(?P<key>[\w.]+)\":\s+Expected an? (?P<kind>.+)\. Got value: (?P<value>.+)$", re.MULTILINE
+)
+_NO_SUCH_VALUE = re.compile(
+    r"Parser key \"(?P<key>[\w.]+)\":.*?Does not validate against any of the Union subtypes\s+Subtypes: .*?"
+    r"\s+Errors:\n(?P<errors>.*)\n\s+Given value type: .*?\n\s+Given value: (?P<value>.*)$",
+    re.DOTALL,
+)
+_EXPECTED = re.compile(r"Expected an? (.+)")
+_NESTED = re.compile(r"NestedArg\(key='(?P<key>.*)', val='(?P<value>.*)'\)")
+"""How the parser says it."""
+
+_SPOKEN = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "keys with values",
+    "NoneType": "null",
+}
+
+
+def _spoken(kind: str) -> str:
+    """A type, as jsonargparse prints it, in words."""
+    if (found := re.fullmatch(r"<class '(?:[\w.]+\.)?(\w+)'>", kind)) is not None:
+        return _SPOKEN.get(found[1], f"a {found[1]}")
+    if kind.startswith("typing.Literal["):
+        return kind.removeprefix("typing.Literal[").removesuffix("]").replace(", ", " or ")
+    if kind.startswith("dot import path"):
+        return "the path of a class"
+    return f"a {kind}"
 
 
 _UNKNOWN_KEY = (

@@ -16,6 +16,7 @@ from kvpath.series.clock import spoken
 from kvpath.series.jobs import Job
 from kvpath.series.state import Progress
 
+
 @dataclass(frozen=True)
 class Estimate:
     """What one run takes.

@@ -92,6 +92,17 @@ ATTENTION = "--model.backbone.attention"
         # Data.
         (["--data.source.init_args.files=[nowhere.txt]"], "nowhere.txt"),
         (["--data.source.init_args.text_field=body"], "body"),
+        # Types.
+        (["--data.budget.tokens=abc"], "data.budget.tokens must be a whole number or a number or null, got abc"),
+        (["--data.packing=loose"], "data.packing must be 'contiguous' or 'best_fit', got loose"),
+        (["--model.compile=3"], "model.compile must be true or false, got 3"),
+        (["--data.evaluate=3"], "data.evaluate must be keys with values or null, got 3"),
+        ([f"{ATTENTION}.n_kv_heads=x"], "n_kv_heads must be a whole number, got x"),
+        (
+            ["-c", "hardware/ddp", "--trainer.strategy.timeout_minutes=x"],
+            "trainer.strategy.timeout_minutes must be a number, got x",
+        ),
+        (["--trainer.strategy.stage=2"], "trainer.strategy.stage cannot be 2: trainer.strategy is nothing that has"),
     ],
 )
 def test_fit_refuses(
