@@ -5,5 +5,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["kvpath", "kvpath.*"]), "kvpath.configs"],
     package_dir={"kvpath.configs": "configs"},
-    package_data={"kvpath": ["py.typed", "attention/native/*.c"], "kvpath.configs": ["**/*.yaml"]},
+    package_data={"kvpath": ["py.typed", "attention/native/*.[ch]"], "kvpath.configs": ["**/*.yaml"]},
 )

@@ -18,12 +18,14 @@ STOP_ON = ("SIGTERM", "SIGUSR1")
 def stops_where_nothing_is_to_be_saved() -> Iterator[None]:
     """Until training listens itself, and after it: while a run is imported, its text prepared, its ranks looked for."""
     process, code = os.getpid(), TO_BE_RUN_AGAIN if is_first_rank() else 0
+    told: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
+        told.append(number)
         if os.getpid() != process:  # forked since, and told by its parent
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif code:
+        elif code and len(told) == 1:
             # whatever is being printed may be in the midst of it
             os.write(2, f"{signal.Signals(number).name}: stopped where there was nothing to save\n".encode())
         raise SystemExit(code)

@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bfloat16.h"
+
 #ifdef __AVX512F__
 #define LANES 16
 #define EACH(F, w) EACH_OF_8(F, 0, w), EACH_OF_8(F, 8, w)
@@ -103,8 +105,7 @@ static const float *widened(const Part *part, int narrow, int64_t row, int64_t g
     for (int s = 0; s < n; s++) { /* between which there is time to fetch */
         const uint16_t *restrict from = (const uint16_t *)part->data + start + s * part->token;
         fetch(from + BLOCK * part->token, dim * sizeof *from);
-        uint32_t *restrict to = (uint32_t *)room + (int64_t)s * dim;
-        for (int d = 0; d < dim; d++) to[d] = (uint32_t)from[d] << 16;
+        widen(from, dim, room + (int64_t)s * dim);
     }
     *step = dim;
     return room;
@@ -211,12 +212,10 @@ static void take_queries(const Problem *p, float *to) {
             for (int64_t r = 0; r < R; r++, to += D) {
                 stands(p, group, r, &token, &head);
                 int64_t start = row * p->q_row + token * p->q_token + head * p->q_head;
-                if (p->q_narrow) {
-                    uint32_t *bits = (uint32_t *)to;
-                    for (int64_t d = 0; d < D; d++) bits[d] = (uint32_t)((const uint16_t *)p->q)[start + d] << 16;
-                } else {
+                if (p->q_narrow)
+                    widen((const uint16_t *)p->q + start, D, to);
+                else
                     memcpy(to, (const float *)p->q + start, D * sizeof *to);
-                }
                 for (int64_t d = 0; d < D; d++) to[d] *= p->scale;
             }
 }

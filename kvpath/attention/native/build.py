@@ -16,6 +16,7 @@ WITHOUT_THREADS = tuple(flag for flag in FLAGS if flag != "-fopenmp")
 """For compilers that come without OpenMP."""
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 SWITCH = "KVPATH_NATIVE"
 """An environment variable: 0 leaves all to torch."""
 
@@ -42,7 +43,7 @@ def cache_directory() -> Path:
 
 
 def _compiled(compiler: str) -> Path:
-    made_of = (*(source.read_text(encoding="utf-8") for source in SOURCES), compiler, *FLAGS, _cpu())
+    made_of = (*(source.read_text(encoding="utf-8") for source in (*SOURCES, *HEADERS)), compiler, *FLAGS, _cpu())
     file = cache_directory() / f"{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.so"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file.parent.stat().st_uid != os.getuid():

@@ -7,14 +7,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bfloat16.h"
+
 enum { MOST_DIM = 16384 };
 
 /* n numbers as float32: where they lie, or a copy of narrow ones. */
 static const float *as_floats(const void *data, int64_t start, int narrow, int64_t n, float *room) {
     if (!narrow) return (const float *)data + start;
-    const uint16_t *restrict from = (const uint16_t *)data + start;
-    uint32_t *restrict to = (uint32_t *)room;
-    for (int64_t i = 0; i < n; i++) to[i] = (uint32_t)from[i] << 16;
+    widen((const uint16_t *)data + start, n, room);
     return room;
 }
 
