@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.nodes import LAUNCHERS, Node, all_gone, environment, free_port, wait_for_steps
 from tests.runs import metrics_of, write_config
@@ -107,7 +108,11 @@ def test_two_tasks_of_slurm_are_told_requeue_and_go_on(tmp_path: Path) -> None:
 def said(name: str, folder: Path, **variables: str | int) -> tuple[int, str]:
     """The exit code of a script whose launcher only says how it is called, and all that is said."""
     write = 'printf "%s" "${CODES-}" >> "$KVPATH_EXIT_CODES"'
-    program(folder / "bin", name, f'#!/usr/bin/env bash\necho "called $*"\n{write}\nexit ${{CODE:-0}}\n')
+    program(
+        folder / "bin",
+        "python3" if name == "torchrun" else name,
+        f'#!/usr/bin/env bash\necho "called $*"\n{write}\nexit ${{CODE:-0}}\n',
+    )
     path = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     ended = subprocess.run(
         [str(LAUNCHERS / name), "--run", "a"],
@@ -182,6 +187,16 @@ def test_torchrun_ends_with_the_code_of_a_rank(tmp_path: Path) -> None:
     assert f"not all of 1 machines came to 127.0.0.1:{port} within 300 s" in output.splitlines()[-1]
     assert "--rdzv_endpoint 127.0.0.1:" in output
     assert "-m -- kvpath fit --ckpt_path last --run a" in output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_torchrun_without_the_gpus_that_it_counts_is_one_line(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [LAUNCHERS / "torchrun", "--run", "a"], env=environment(MASTER_PORT=free_port()), capture_output=True, text=True
+    )
+    (line,) = run.stderr.splitlines()
+    assert run.returncode == 2
+    assert line.startswith("scripts/launch/torchrun: error: RANKS_PER_NODE=gpu: ")
 
 
 def test_the_scripts_can_be_run() -> None:
