@@ -22,6 +22,7 @@ SAVED = [
     Plan("gqa-some", "zero2", tied=True, what="save"),
     Plan("concat-some", "zero3", what="save"),
     Plan("concat-some", "zero3+offload", tied=True, what="save"),
+    Plan("gqa-some", "zero1", precision="bf16-mixed", what="save"),
 ]
 GOES_ON = [
     *[
@@ -29,8 +30,9 @@ GOES_ON = [
         for plan in SAVED[:2]
         for kind in ("ddp", "zero1", "zero2", "zero2+offload", "zero3", "zero3+offload")
     ],
-    *[(plan, kind) for plan in SAVED[2:] for kind in ("ddp", "zero1", "zero2+offload", "zero3")],
+    *[(plan, kind) for plan in SAVED[2:4] for kind in ("ddp", "zero1", "zero2+offload", "zero3")],
 ]
+GOES_ON += [(SAVED[4], kind) for kind in ("ddp", "zero2", "zero3")]
 HALFWAY = 4
 """The step of the checkpoints that are gone on from."""
 
@@ -51,10 +53,12 @@ def saved(corpus: Path, out: Path) -> dict[str, Any]:
     return on_ranks(SAVED, corpus, out)
 
 
-def assert_goes_on(report: dict[str, Any], unbroken: dict[str, Any]) -> None:
+def assert_goes_on(plan: Plan, report: dict[str, Any], unbroken: dict[str, Any]) -> None:
+    bounds = {"losses": 2**-10, "gradient_norms": 2**-6, "validation": 2**-10}  # in bfloat16, as without a resume
     assert len(report["losses"]) == STEPS - HALFWAY
     for name in ("losses", "gradient_norms", "validation"):
-        assert report[name] == pytest.approx(unbroken[name][-len(report[name]) :], rel=1e-5), name
+        bound = 1e-5 if plan.precision == "32-true" else bounds[name]
+        assert report[name] == pytest.approx(unbroken[name][-len(report[name]) :], rel=bound), name
     assert report["hash"] == unbroken["hash"]
 
 
@@ -65,7 +69,7 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_ranks(
     plans = [(plan, moved(plan, kind, out)) for plan, kind in GOES_ON if ranks == 2 or kind in ("zero2", "zero3")]
     reports = on_ranks([goes_on for _, goes_on in plans], corpus, tmp_path, ranks=ranks)
     for plan, goes_on in plans:
-        assert_goes_on(reports[str(goes_on)], saved[str(plan)])
+        assert_goes_on(plan, reports[str(goes_on)], saved[str(plan)])
 
 
 @pytest.mark.parametrize("plan", SAVED, ids=str)
@@ -73,7 +77,7 @@ def test_a_run_goes_on_without_ranks(
     plan: Plan, saved: dict[str, Any], out: Path, corpus: Path, tmp_path: Path
 ) -> None:
     report = zero_ranks.run(moved(plan, "auto", out), corpus, tmp_path / "alone", ranks=1)
-    assert_goes_on(report, saved[str(plan)])
+    assert_goes_on(plan, report, saved[str(plan)])
     assert (tmp_path / "alone" / "last.ckpt").is_file()
 
 
@@ -88,4 +92,4 @@ def test_what_was_forgotten_would_show(
     plan = SAVED[1]
     report = zero_ranks.run(moved(plan, "auto", out), corpus, tmp_path / "alone", ranks=1)
     with pytest.raises(AssertionError, match="losses"):
-        assert_goes_on(report, saved[str(plan)])
+        assert_goes_on(plan, report, saved[str(plan)])
