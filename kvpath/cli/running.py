@@ -44,11 +44,11 @@ def _run(command: str, argv: list[str]) -> int:
         rank_zero_only.rank = getattr(rank_zero_only, "rank", 0) or 1  # type: ignore[attr-defined]
     argv = resolve_argv(argv)
     argv = prepare_fit(argv) if command == "fit" else prepare_evaluation(command, argv)
-    KVPathCLI.command = command
+    cli = type(command, (KVPathCLI,), {"command": command})  # not on the class: others in this process have theirs
     run = option(argv, "run") if command == "fit" and writes_a_run(argv) else None
     try:
         with only_writer(Path(run)) if run is not None else nullcontext():
-            KVPathCLI([command, *argv])
+            cli([command, *argv])
     except SystemExit as ended:
         if by_interrupt(ended):  # which Lightning ends with 1
             raise
