@@ -114,7 +114,7 @@ class ShardedCheckpoint:
     def optimizer_states(self) -> list[dict[str, Any]]:
         """What an optimizer of whole parameters would have stored: moments by the place of the parameter."""
         names = [list(shapes) for shapes in self._states["param_shapes"]]
-        stored, places = self._optimizers[0][self._keys.states], count()
+        stored, places = self._first[self._keys.states], count()
         groups = [
             {**group, "params": [next(places) for _ in own]}
             for group, own in zip(stored["param_groups"], names, strict=True)
@@ -176,11 +176,17 @@ class ShardedCheckpoint:
 
     @cached_property
     def _optimizers(self) -> list[dict[str, Any]]:
-        return [self._load(name)["optimizer_state_dict"] for name in self._parts]
+        return [self._first, *(self._load(name)["optimizer_state_dict"] for name in self._parts[1:])]
+
+    @cached_property
+    def _first(self) -> dict[str, Any]:
+        """Of the first rank, which says what all have."""
+        part: dict[str, Any] = self._load(self._parts[0])["optimizer_state_dict"]
+        return part
 
     @property
     def _paddings(self) -> list[list[int]] | None:
-        return None if self.sharding.stage == 3 else self._optimizers[0].get("param_alignment_paddings")
+        return None if self.sharding.stage == 3 else self._first.get("param_alignment_paddings")
 
     @property
     def _keys(self) -> "_Keys":

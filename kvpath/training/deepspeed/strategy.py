@@ -157,12 +157,15 @@ class ZeRO(MeetsInTime, DeepSpeedStrategy):
         """
         path = Path(checkpoint_path)
         assert self.lightning_module is not None
-        sharded = ShardedCheckpoint.open(path) if is_sharded(path) else None
+        ours = whole_shapes_of(self.lightning_module)
+        if is_sharded(path):
+            sharded = ShardedCheckpoint.open(path)
+            check_shapes(ours, sharded.shapes, path)
+            if sharded.sharding == self.sharding:
+                return super().load_checkpoint(path, weights_only)
+        else:
+            check_shapes(ours, shapes_of(read_checkpoint(path)["state_dict"]), path)
         stored = read_checkpoint(path)
-        theirs = sharded.shapes if sharded is not None else shapes_of(stored["state_dict"])
-        check_shapes(whole_shapes_of(self.lightning_module), theirs, path)
-        if sharded is not None and sharded.sharding == self.sharding:
-            return super().load_checkpoint(path, weights_only)
         take(self.deepspeed_engine, stored, self._in_order)
         return {key: value for key, value in stored.items() if key not in WHOLE}
 
