@@ -39,13 +39,18 @@ DISK_FAULTS = {
 
 
 def by_interrupt(error: BaseException) -> bool:
-    """Whether an exception followed from a `KeyboardInterrupt`.
+    """Whether an exception followed from a `KeyboardInterrupt`."""
+    return came_of(error, KeyboardInterrupt)
+
+
+def came_of(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an exception is of a kind, or followed from one that is.
 
     What is interrupted may well raise another one on its way out: a file that is left unfinished, for example.
     """
     link: BaseException | None = error
     while link is not None:
-        if isinstance(link, KeyboardInterrupt):
+        if isinstance(link, kind):
             return True
         link = link.__cause__ or link.__context__
     return False

@@ -3,13 +3,12 @@
 import os
 import signal
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from typing import NamedTuple
 
-from kvpath.errors import DISK_FAULTS, UserError, by_interrupt
+from kvpath.errors import DISK_FAULTS, UserError, by_interrupt, came_of
 from kvpath.launch import is_first_of_machine, is_first_rank
-from kvpath.stopping import stops_where_nothing_is_to_be_saved
+from kvpath.stopping import STOP_ON, code_of_stop, leaves_at_once, stops_where_nothing_is_to_be_saved, told
 
 
 class Command(NamedTuple):
@@ -75,10 +74,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code = _with_mistakes_said(sys.argv[1:] if argv is None else argv)
     except BaseException as error:
-        if not by_interrupt(error):
+        if by_interrupt(error):
+            code = 130
+        elif told() is not None and came_of(error, SystemExit):
+            code = code_of_stop()
+        else:
             _tell_launcher(error.code if isinstance(error, SystemExit) else 1)
             raise
-        code = 130
     _tell_launcher(code)
     return code
 
@@ -134,5 +136,8 @@ def _dispatch(argv: list[str]) -> int:
         sys.path.append(os.getcwd())
     command = COMMANDS[name]
     listens = name == "fit" and not any(argument.startswith("--stop_on") for argument in rest)
-    with stops_where_nothing_is_to_be_saved() if listens else nullcontext():
-        return int(getattr(import_module(command.module), command.function)(rest))
+    stop_on = STOP_ON if listens else ()
+    with leaves_at_once(stop_on, _tell_launcher):
+        run = getattr(import_module(command.module), command.function)
+    with stops_where_nothing_is_to_be_saved(stop_on):
+        return int(run(rest))

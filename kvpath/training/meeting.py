@@ -3,6 +3,7 @@
 import atexit
 import os
 import socket
+import subprocess
 import time
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -10,10 +11,12 @@ from threading import Thread
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from kvpath.errors import UserError
+from kvpath.stopping import told
 
 PATIENCE = timedelta(minutes=10)
 """How long ranks wait at the start for all to be there."""
@@ -48,6 +51,11 @@ def not_met(error: RuntimeError) -> NotMet | None:
 
 class MeetsInTime(DDPStrategy):
     """What is added to a strategy of several processes: they meet within `PATIENCE`, or within its timeout."""
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if isinstance(self._launcher, _SubprocessScriptLauncher):
+            atexit.register(_stop_started, self._launcher)
 
     def setup_distributed(self) -> None:
         """Meet; what Lightning or DeepSpeed does next finds the ranks together.
@@ -134,6 +142,19 @@ class DDP(MeetsInTime):
         if not timeout_minutes > 0:
             raise UserError(f"trainer.strategy DDP: timeout_minutes must be positive, got {timeout_minutes}")
         super().__init__(timeout=timedelta(minutes=timeout_minutes), gradient_as_bucket_view=True)
+
+
+def _stop_started(launcher: _SubprocessScriptLauncher) -> None:
+    """If this process was told to stop, the ranks that it has started were not."""
+    if told() is None:
+        return
+    for rank in launcher.procs:
+        rank.terminate()
+    for rank in launcher.procs:
+        try:
+            rank.wait(MARGIN)
+        except subprocess.TimeoutExpired:
+            rank.kill()
 
 
 def leave_the_others() -> None:

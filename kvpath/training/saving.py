@@ -11,7 +11,15 @@ from kvpath.errors import DISK_FAULTS, UserError
 from kvpath.training.cadence import Cadence, Clock
 from kvpath.training.deepspeed.directory import is_sharded
 from kvpath.training.stored_config import read_checkpoint
-from kvpath.training.whole_files import TEMPORARY, keep_as, put_in_place, remove, remove_leftovers, save_to_disk
+from kvpath.training.whole_files import (
+    TEMPORARY,
+    keep_as,
+    put_in_place,
+    remove,
+    remove_leftovers,
+    save_to_disk,
+    stand_in,
+)
 
 
 class Saving(Checkpoint):
@@ -36,7 +44,6 @@ class Saving(Checkpoint):
         self.due = False
         """Whether to save as soon as the validation of this step is over, if there is one."""
         self._saved_step = -1
-        self._last_is_whole = True
 
     @property
     def last(self) -> Path:
@@ -57,11 +64,16 @@ class Saving(Checkpoint):
         """Start the clock."""
         if trainer.is_global_zero:
             remove_leftovers(self.directory)
+            self._begin_from(trainer.ckpt_path)
         plan = getattr(getattr(trainer, "datamodule", None), "plan", None)
         self._clock = Clock(self.cadence, plan.tokens_per_step if plan is not None else 1)
         self._saved_step = trainer.global_step
-        # A run that goes on from the one before has a last that is damaged.
-        self._last_is_whole = str(trainer.ckpt_path) != str(self.previous)
+
+    def _begin_from(self, checkpoint: str | Path | None) -> None:
+        """What a run goes on from is its last: a later one is damaged, or of a future that was left."""
+        begun = Path(checkpoint).resolve() if checkpoint else None
+        if begun is not None and begun.parent == self.directory.resolve() and begun.name != self.last.name:
+            stand_in(begun, self.last)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Save if it is due, unless a validation of this step comes first."""
@@ -101,7 +113,7 @@ class Saving(Checkpoint):
         self.due = False
         if trainer.global_step != self._saved_step:
             self._save(trainer, self.last)
-            self._saved_step, self._last_is_whole = trainer.global_step, True
+            self._saved_step = trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -126,7 +138,7 @@ class Saving(Checkpoint):
             self.directory.mkdir(parents=True, exist_ok=True)
             trainer.save_checkpoint(temporary, weights_only=False)
             if trainer.is_global_zero:
-                if path == self.last and self._last_is_whole and path.exists():
+                if path == self.last and path.exists():
                     keep_as(path, self.previous)
                 put_in_place(temporary, path)
         except OSError as error:

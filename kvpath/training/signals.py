@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kvpath.errors import TO_BE_RUN_AGAIN, UserError
-from kvpath.stopping import STOP_ON
+from kvpath.stopping import STOP_ON, told
 from kvpath.training.saving import Saving, saving_of
 from kvpath.training.say import rank_zero_say
 
@@ -45,7 +45,7 @@ class StopOnSignal(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen from now on."""
         self._saving = saving_of(trainer, "StopOnSignal")
-        self.received = None
+        self.received = told()
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():  # the only one that may
             self._before = {number: signal.signal(number, self._note) for number in self.signals}

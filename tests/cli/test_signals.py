@@ -173,14 +173,50 @@ def test_before_training_there_is_nothing_to_save(
     with monkeypatch.context() as patch:
         patch.setattr(running, "prepare_fit", told)
         patch.setenv("RANK", str(rank))
-        with pytest.raises(SystemExit) as ended:
-            kvpath("fit", "-c", config, "--run", run)
-    assert ended.value.code == (0 if rank else 75)
+        assert kvpath("fit", "-c", config, "--run", run) == (0 if rank else 75)
     said = f"{number.name}: stopped where there was nothing to save\n"
     assert capfd.readouterr().err == ("" if rank else said)
     assert not run.exists()
     assert signal.getsignal(number) is signal.SIG_DFL
     assert kvpath("fit", "-c", config, "--run", run) == 0
+
+
+@pytest.mark.parametrize("kind", [ImportError, None])
+def test_a_stop_that_was_lost_before_training_counts(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception] | None
+) -> None:
+    """What raises at a signal may be caught by whoever is running, or made something else of."""
+    run, prepare = tmp_path / "run", running.prepare_fit
+
+    def told(argv: list[str]) -> list[str]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:
+            if kind is not None:
+                raise kind("of a library that was about to be read") from None
+        return prepare(argv)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "prepare_fit", told)
+        assert kvpath("fit", "-c", config, "--run", run) == 75
+    assert not (run / "checkpoints" / "last.ckpt").exists()
+    assert kvpath("fit", "-c", config, "--run", run, "--ckpt_path", "last") == 0
+
+
+def test_a_signal_while_modules_are_imported_ends_the_process_at_once(tmp_path: Path) -> None:
+    codes = tmp_path / "codes"
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        program = f"import signal; signal.raise_signal({int(number)})"
+        (tmp_path / "slow_to_import.py").write_text(program, encoding="utf-8")
+        main = (
+            "import signal, sys; from kvpath.cli import main\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "main.COMMANDS['fit'] = main.Command('', 'slow_to_import', 'fit'); sys.exit(main.main(['fit']))"
+        )
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "KVPATH_EXIT_CODES": str(codes)}
+        ended = subprocess.run([sys.executable, "-c", main], env=environment, capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (code, "")
+        assert codes.read_text(encoding="utf-8").splitlines()[-1] == str(code)
 
 
 def test_signals_that_the_user_names_are_left_alone_before_training(

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from kvpath.errors import UserError
 from kvpath.training.run_directory import RunDirectory, find_checkpoint, newest_whole
 from kvpath.training.saving import Saving
 from kvpath.training.stored_config import stored_step
-from kvpath.training.whole_files import keep_as, put_in_place, write_whole
+from kvpath.training.whole_files import keep_as, put_in_place, remove, remove_leftovers, stand_in, write_whole
 from tests.training.toys import Record, toy_data, toy_module, toy_trainer
 
 STEPS = 6
@@ -34,6 +35,48 @@ def test_the_last_two_and_the_best_are_kept(corpus: Path, tmp_path: Path) -> Non
     train(corpus, tmp_path)
     assert names(tmp_path) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
     assert [stored_step(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [6, 4]
+
+
+class LastWhenItBegins(Callback):
+    """The step of `last.ckpt` before the first step of a run that goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.step = folder, -1
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.step < 0:
+            self.step = stored_step(self.folder / "last.ckpt")
+
+
+def test_what_a_run_goes_on_from_is_its_last_from_then_on(corpus: Path, tmp_path: Path) -> None:
+    train(corpus, tmp_path)
+    best = (tmp_path / "previous.ckpt").replace(tmp_path / "best.ckpt")
+    seen = LastWhenItBegins(tmp_path)
+    trainer = toy_trainer(Saving(tmp_path, "100 steps"), seen, enable_checkpointing=True)
+    trainer.fit(toy_module(), toy_data(corpus, steps=STEPS), ckpt_path=best, weights_only=True)
+    assert seen.step == 4
+    assert [stored_step(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [6, 4]
+
+
+def test_a_folder_that_was_moved_away_for_nothing_is_put_back(tmp_path: Path) -> None:
+    (tmp_path / "old-best.ckpt.tmp").mkdir()
+    (tmp_path / "old-last.ckpt.tmp").mkdir()
+    (tmp_path / "last.ckpt").mkdir()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["best.ckpt", "last.ckpt"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_stand_in_is_the_same_and_stays_when_the_other_goes(tmp_path: Path, folder: bool) -> None:
+    one, other = tmp_path / "one.ckpt", tmp_path / "other.ckpt"
+    if folder:
+        one.mkdir()
+    file = one / "file" if folder else one
+    write_whole(file, "content")
+    write_whole(other, "else")
+    stand_in(one, other)
+    remove(one)
+    assert (other / "file" if folder else other).read_text(encoding="utf-8") == "content"
 
 
 def test_by_default_every_half_hour(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +170,8 @@ def test_a_damaged_last_is_said_and_the_one_before_is_taken(
         newest_whole(damaged)
 
 
-def test_what_is_damaged_never_becomes_the_one_before(
-    corpus: Path, damaged: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[tuple[Path, Path]] = []
-    monkeypatch.setattr("kvpath.training.saving.keep_as", lambda *paths: kept.append(paths))
+def test_what_is_damaged_never_becomes_the_one_before(corpus: Path, damaged: RunDirectory) -> None:
     train(corpus, damaged.checkpoints, resume=damaged.previous, limit_val_batches=0)
-    assert kept == []
     assert stored_step(damaged.previous) == 4
     assert stored_step(damaged.last) == 6
 
