@@ -21,6 +21,32 @@ class Damaged(UserError):
     """A file that cannot be read, whatever wrote it."""
 
 
+UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, pickle.UnpicklingError),
+    *(ValueError, LookupError, TypeError, AttributeError, AssertionError, OverflowError, MemoryError),
+)
+"""What reading a damaged file raises: its bytes may mean anything."""
+
+
+def load_plain(path: Path, of: Path | None = None) -> dict[str, Any]:
+    """The tensors, mapped, and plain values by name in a file that `torch.save` wrote. Nothing in it is run.
+
+    Args:
+        path: The file.
+        of: What it is a part of, for the error.
+
+    Raises:
+        Damaged: it cannot be read.
+    """
+    try:
+        stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except UNREADABLE as error:
+        reason = (str(error).split("\n")[0].split(". ")[0] or type(error).__name__).removesuffix(".")
+        part = f"{path.name}: " if of is not None else ""
+        raise Damaged(f"{of or path} is damaged, or no checkpoint of kvpath: {part}{reason}") from error
+    return stored if isinstance(stored, dict) else {}
+
+
 def check_format(stored: Mapping[str, object], path: Path | None = None) -> None:
     """Refuse what this version cannot read.
 
@@ -67,14 +93,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "global_step": config.step,
             "state_dict": {f"model.{name}": tensor for name, tensor in weights.items()},
         }
-    try:
-        stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).split("\n")[0].split(". ")[0]
-        raise Damaged(f"{path} is damaged, or no checkpoint of kvpath: {reason}") from error
-    own = stored.get("kvpath") if isinstance(stored, dict) else None
+    stored = load_plain(path)
+    own = stored.get("kvpath")
     check_format(own if isinstance(own, dict) else {})
-    return dict(stored)
+    if missing := [name for name in ("global_step", "state_dict") if name not in stored]:
+        raise Damaged(f"{path} is damaged: it has no {' and no '.join(missing)}")
+    return stored
 
 
 def to_plain(value: Any) -> Any:

@@ -79,16 +79,17 @@ class ShardedCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not (path / LATEST).is_file():
-            raise FileNotFoundError(f"{LATEST} is missing, so it was not written to its end")
+        if not (path / LATEST).is_file() or (path / LATEST).read_bytes() != TAG.encode():
+            raise FileNotFoundError(f"{LATEST} is missing or cut off, so it was not written to its end")
         names = [file.name for file in (path / TAG).iterdir()]
         alone = "mp_rank_00_model_states.pt" in names
         self._states = self._load("mp_rank_00_model_states.pt" if alone else _states_of(0))
         try:
             stage, ranks = self._states["ds_config"]["zero_optimization"]["stage"], self._states["dp_world_size"]
-        except (KeyError, TypeError) as error:
+            self.sharding = Sharding(int(stage), int(ranks), bf16=any(name.startswith("bf16_") for name in names))
+            self.shapes  # noqa: B018 (whether they can be told)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise pickle.UnpicklingError(f"{TAG} holds no states of ZeRO") from error
-        self.sharding = Sharding(int(stage), int(ranks), bf16=any(name.startswith("bf16_") for name in names))
         for name in [*self._parts, *([] if alone else map(_states_of, range(ranks)))]:
             # What closes such a file stands at its end.
             if not zipfile.is_zipfile(path / TAG / name):
@@ -193,10 +194,9 @@ class ShardedCheckpoint:
         return _STAGE_3 if self.sharding.stage == 3 else _STAGES_1_AND_2
 
     def _load(self, name: str) -> dict[str, Any]:
-        loaded = torch.load(self.path / TAG / name, weights_only=True, map_location="cpu", mmap=True)
-        if not isinstance(loaded, dict):
-            raise pickle.UnpicklingError(f"{TAG}/{name} holds no states")
-        return loaded
+        from kvpath.training.stored_config import load_plain  # which needs this file
+
+        return load_plain(self.path / TAG / name, self.path)
 
 
 class _Lazy(Mapping[Key, Value]):
