@@ -94,7 +94,7 @@ class Launch:
         Raises:
             UserError: they contradict the launcher.
         """
-        stated = _count(devices)
+        stated = count_of(devices)
         machines = self.machines if num_nodes == 1 and self.machines else num_nodes
         per_machine = stated or self.per_machine or self.ranks // machines
         if per_machine * machines != self.ranks or per_machine != (self.per_machine or per_machine):
@@ -120,7 +120,7 @@ def _number(*names: str) -> int | None:
     return None
 
 
-def _count(devices: Any) -> int | None:
+def count_of(devices: Any) -> int | None:
     """How many devices the Trainer's flag names; None if it leaves that open."""
     if isinstance(devices, list):
         return len(devices)

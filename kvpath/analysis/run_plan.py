@@ -1,5 +1,6 @@
 """What a run needs of machines: memory of a rank by part, the micro-batch to use, time, and the size of checkpoints."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,9 +41,9 @@ class Machine:
     def __post_init__(self) -> None:
         positive = ("nodes", "devices", "memory", "peak_flops", "tokens_per_second")
         problems = [
-            f"{name} must be positive, got {getattr(self, name)}"
+            f"{name} must be positive and finite, got {getattr(self, name)}"
             for name in positive
-            if getattr(self, name) is not None and not getattr(self, name) > 0
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf
         ]
         if not 0 < self.utilisation <= 1:
             problems.append(f"utilisation must be above 0 and at most 1, got {self.utilisation}")

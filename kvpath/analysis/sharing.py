@@ -1,5 +1,6 @@
 """How ranks share out weights, gradients and moments, and what that leaves on each of them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,12 @@ class Sharing:
         precision = str(trainer.get("precision") or "32-true")
         strategy = trainer.get("strategy")
         name = str(strategy.get("class_path", "")) if isinstance(strategy, Mapping) else str(strategy)
+        UserError.raise_all(
+            [f"trainer.strategy {name} is none whose memory is known: -c hardware/single, ddp, zero1, zero2 or zero3"]
+            * (name.rpartition(".")[2] not in ("None", "auto", "ddp", "DDP", "DDPStrategy", "ZeRO"))
+            + [f"trainer.precision must be 32-true, bf16-mixed, bf16-true or 64-true, got {precision}"]
+            * (re.search(r"(?<!bf)16", precision) is not None)
+        )
         if not (isinstance(strategy, Mapping) and name.endswith("ZeRO")):
             apart = ranks > 1 and not name.endswith("meeting.DDP")
             return cls(ranks=ranks, precision=precision, gradients_apart=apart)

@@ -13,6 +13,7 @@ from kvpath.cli.audit import bytes_of
 from kvpath.cli.composing import Composer
 from kvpath.config import backbone_from, data_from
 from kvpath.errors import UserError
+from kvpath.launch import count_of
 from kvpath.pieces import compose, resolve
 from kvpath.series.clock import spoken
 
@@ -93,8 +94,18 @@ def _planned(composer: Composer, names: list[str], overrides: list[str], machine
     text = [] if "source" in stated else ["--data.source=Files", "--data.source.files=[-]"]  # any will do
     values = composer.values(["fit", *text, *(f"-c={file}" for file in files), *overrides])
     data, backbone = data_from(values["data"]), backbone_from(values["model"]["backbone"])
+    UserError.raise_all(_disagreements(values["trainer"], machine))
     sharing = Sharing.of(values["trainer"], machine.ranks)
     return plan_stage(names[-1], backbone, data.budget, data.seq_len, sharing, machine)
+
+
+def _disagreements(trainer: dict[str, Any], machine: Machine) -> Iterator[str]:
+    """What the configuration says of the machine, if it is not what the options say."""
+    stated = count_of(trainer["devices"])
+    if stated not in (None, machine.devices):
+        yield f"trainer.devices={trainer['devices']} is not --devices {machine.devices}: state --devices {stated}"
+    if trainer["num_nodes"] not in (1, machine.nodes):
+        yield f"trainer.num_nodes={trainer['num_nodes']} is not --nodes {machine.nodes}"
 
 
 def as_dict(stages: list[StagePlan], machine: Machine) -> dict[str, Any]:

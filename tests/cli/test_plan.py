@@ -118,6 +118,14 @@ def test_deepspeed_is_needed_where_a_run_is_and_not_where_it_is_planned(
         ([*STUDY, "-c", "stage/2k", "--trainer.max_epochs", "3"], "trainer.max_epochs=3 cannot be set here"),
         ([*STUDY, "-c", "stage/2k", "--trainer.strategy.offload_parameters", "true"], "needs stage 3, got stage 2"),
         ([*STUDY, "-c", "stage/2k", "--trainer.strategy", "deepspeed"], "-c hardware/zero2"),
+        ([*STUDY, "-c", "stage/2k", "--trainer.strategy", "fsdp"], "trainer.strategy fsdp is none whose memory"),
+        ([*STUDY, "-c", "stage/2k", "--trainer.precision", "16-mixed"], "trainer.precision must be .* got 16-mixed"),
+        (
+            [*STUDY, "-c", "stage/2k", "--trainer.devices", "4"],
+            "=4 is not --devices 8: state --devices 4",
+        ),
+        ([*STUDY, "-c", "stage/2k", "--trainer.num_nodes", "4"], "trainer.num_nodes=4 is not --nodes 2"),
+        ([*STUDY, "-c", "stage/2k", "--tokens_per_second", "inf"], "tokens_per_second must be positive and finite"),
     ],
 )
 def test_mistakes_are_named(argv: list[str], problem: str) -> None:
