@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from textwrap import dedent, indent
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
@@ -38,29 +39,42 @@ class PlainErrorParser(LightningArgumentParser):
 
 def _one_line(message: str) -> str:
     """What jsonargparse says of a value, in one line of words; what it says of anything else, in one line."""
-    if (value := _WRONG_VALUE.search(message)) is not None:
-        return f"{value['key']} must be {_spoken(value['kind'])}, got {value['value']}"
-    if (union := _NO_SUCH_VALUE.search(message)) is not None:
-        key, errors = union["key"], [line.strip().removeprefix("- ") for line in union["errors"].splitlines()]
-        kinds = [found[1] for error in errors if (found := _EXPECTED.fullmatch(error)) is not None]
-        said = [error for error in errors if _EXPECTED.fullmatch(error) is None]  # by a parser within, as here
-        if said:
-            return f"{key}{'.' if ' must be ' in said[-1] else ': '}{said[-1]}"
-        if (field := _NESTED.fullmatch(union["value"])) is not None:
-            return f"{key}.{field['key']} cannot be {field['value']}: {key} is nothing that has such a field"
-        return f"{key} must be {' or '.join(map(_spoken, kinds))}, got {union['value']}"
+    head, _, rest = message[message.rfind('Parser key "') :].partition("\n")
+    inmost = f"{head}\n{indent(dedent(rest), '  ')}"
+    if (union := _NO_SUCH_VALUE.search(inmost)) is not None:
+        errors = [error.removeprefix("    - ") for error in union["errors"].splitlines() if error.startswith("    - ")]
+        return _of_union(union["key"], errors, union["value"])
+    for pattern in (_WRONG_VALUE, _NO_OBJECT, _NO_CLASS):
+        if (found := pattern.search(inmost)) is not None:
+            kind = _spoken(found["kind"]) if pattern is not _NO_CLASS else "the name of a class"
+            return f"{found['key']} must be {kind}, got {found['value']}{_close_class(found['value'])}"
     return re.sub(r"\s+", " ", message).strip()
 
 
-_WRONG_VALUE = re.compile(
-    r"^Parser key \"(?P<key>[\w.]+)\":\s+Expected an? (?P<kind>.+)\. Got value: (?P<value>.+)$", re.MULTILINE
-)
+def _of_union(key: str, errors: list[str], value: str) -> str:
+    """Of a field that may be one of several kinds: what each of them says."""
+    kinds = [found["kind"] for error in errors if (found := _EXPECTED.fullmatch(error)) is not None]
+    said = [error for error in errors if _EXPECTED.fullmatch(error) is None]
+    if said and (part := _WRONG_PART.match(said[-1])) is not None:
+        return f"{key}: {part['value']} must be {_spoken(part['kind'])}"
+    if said:  # by a parser within, as here
+        return f"{key}{'.' if ' must be ' in said[-1] else ': '}{said[-1]}"
+    if (field := _NESTED.fullmatch(value)) is not None:
+        return f"{key}.{field['key']} cannot be {field['value']}: {key} is nothing that has such a field"
+    return f"{key} must be {' or '.join(map(_spoken, kinds))}, got {value}"
+
+
+_KEY = r"Parser key \"(?P<key>[\w.]+)\":"
+_WRONG_VALUE = re.compile(_KEY + r"\s+Expected an? (?P<kind>.+)\. Got value: (?P<value>.+)$")
+_NO_OBJECT = re.compile(_KEY + r".*?Not a valid subclass of (?P<kind>\w+)\. Got value: (?P<value>.*?)\n", re.DOTALL)
+_NO_CLASS = re.compile(_KEY + r".*Expected a dot import path string: (?P<value>.+)$", re.DOTALL)
 _NO_SUCH_VALUE = re.compile(
-    r"Parser key \"(?P<key>[\w.]+)\":.*?Does not validate against any of the Union subtypes\s+Subtypes: .*?"
+    _KEY + r".*?Does not validate against any of the Union subtypes\s+Subtypes: .*?"
     r"\s+Errors:\n(?P<errors>.*)\n\s+Given value type: .*?\n\s+Given value: (?P<value>.*)$",
     re.DOTALL,
 )
-_EXPECTED = re.compile(r"Expected an? (.+)")
+_EXPECTED = re.compile(r"Expected an? (?P<kind>(?:(?!Got value).)+)")
+_WRONG_PART = re.compile(r"(?:Expected an?|Not a valid subclass of) (?P<kind>.+)\. Got value: (?P<value>.+)$")
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>.*)', val='(?P<value>.*)'\)")
 """How the parser says it."""
 
@@ -78,12 +92,19 @@ _SPOKEN = {
 def _spoken(kind: str) -> str:
     """A type, as jsonargparse prints it, in words."""
     if (found := re.fullmatch(r"<class '(?:[\w.]+\.)?(\w+)'>", kind)) is not None:
-        return _SPOKEN.get(found[1], f"a {found[1]}")
+        return _SPOKEN.get(found[1]) or _spoken(found[1])
     if kind.startswith("typing.Literal["):
         return kind.removeprefix("typing.Literal[").removesuffix("]").replace(", ", " or ")
     if kind.startswith("dot import path"):
         return "the path of a class"
-    return f"a {kind}"
+    return f"a{'n' * kind.startswith(tuple('AEIOU'))} {kind}"
+
+
+def _close_class(name: str) -> str:
+    """The nearest that a configuration may choose by class."""
+    known = [kind.__name__ for base in (AttentionStrategy, OutputProjection, Source) for kind in _subclasses(base)]
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 _UNKNOWN_KEY = (

@@ -96,6 +96,14 @@ ATTENTION = "--model.backbone.attention"
         (["--data.budget.tokens=abc"], "data.budget.tokens must be a whole number or a number or null, got abc"),
         (["--data.packing=loose"], "data.packing must be 'contiguous' or 'best_fit', got loose"),
         (["--model.compile=3"], "model.compile must be true or false, got 3"),
+        (["--data.budget={tokens: {a: 1}}"], "data.budget.tokens must be a whole number or a number or null, got {'a'"),
+        (["--data.eval_contexts=[1.5]"], "data.eval_contexts: 1.5 must be a whole number"),
+        (["--every={save: [1]}"], "every.save must be text, got [1]"),
+        (["--data.source=null"], "data.source must be a Source, got None"),
+        (
+            [f"{ATTENTION}=KVPathConcatt"],
+            "attention must be the name of a class, got KVPathConcatt; did you mean KVPathC",
+        ),
         (["--data.evaluate=3"], "data.evaluate must be keys with values or null, got 3"),
         ([f"{ATTENTION}.n_kv_heads=x"], "n_kv_heads must be a whole number, got x"),
         (
