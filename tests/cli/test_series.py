@@ -209,7 +209,7 @@ SEARCH = {"set": "model.optimizer.learning_rate", "values": [0.01, 0.02]}
     [
         (["run", "FILE", "--workers", "0"], "--workers must be positive, got 0"),
         (["run", "FILE", "--minutes", "-1"], "--minutes must be positive, got -1.0"),
-        (["plan", "FILE", "--tokens_per_second", "0"], "tokens_per_second must be positive, got 0.0"),
+        (["plan", "FILE", "--tokens_per_second", "0"], "tokens_per_second must be positive and finite, got 0.0"),
         (["chosen", "FILE", "c"], "c is not a value of layout; there are a, b"),
         (["chosen", "FILE", "a"], "the search for a is not decided"),
         (["chosen", "FILE"], "the following arguments are required: value"),
