@@ -64,13 +64,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        how = (
-            f"ZeRO {self.stage}{' offload' * bool(self.offload)}"
-            if self.stage
-            else "DDP"
-            if self.ranks > 1
-            else "single"
-        )
+        whole = "DDP" if self.ranks > 1 else "single"
+        how = f"ZeRO {self.stage}{' offload' * bool(self.offload)}" if self.stage else whole
         blocks = "again" if self.checkpointing else "kept"
         step = f"{self.accumulation} x {self.micro_batch} x {self.seq_len}"
         return f"{self.attention} {how} {self.precision} {step} {blocks}"

@@ -81,7 +81,7 @@ class Odd(AttentionStrategy):
         return Heads(self.n_heads, self.flavour, self.flavour)
 
     def build(self, layer: int, backbone: object) -> None:  # type: ignore[override]
-        raise NotImplementedError
+        raise NotImplementedError("which examples there are is found out without building any")
 
 
 class OddWithExamples(Odd):
